@@ -1,0 +1,23 @@
+"""WikiText-2, word level: one LSTM, adaptive softmax.
+
+    python -m jaxrnn.train --config configs/wikitext.py --config.data.dir=FOLDER
+
+FOLDER holds wikitext-2/{train,valid,test}.txt; without it the text is downloaded.
+
+Expected: validation perplexity FIGURE after EPOCHS epochs, in MINUTES minutes on 2 CPU cores.
+"""
+
+from ml_collections import ConfigDict
+
+from jaxrnn.train.config import get_default_config
+
+
+def get_config() -> ConfigDict:
+    """Returns the defaults with what differs."""
+    config = get_default_config()
+    config.model.dropout_embedding = 0.2
+    config.model.dropout_output = 0.4
+    config.optimizer.learning_rate = 2e-3
+    config.optimizer.plateau_factor = 4.0
+    config.run.early_stop = 4
+    return config

@@ -1,0 +1,87 @@
+"""The contract of a cell: gate arithmetic written once, everything else done for it."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrnn._typing import Array, DTypeLike, Initializer, Key, Params, State
+
+
+class LoopWeights(NamedTuple):
+    """What the time loop itself needs of a cell's parameters.
+
+    Attributes:
+        r: ``[S, Gh, H]`` recurrent matrix, one column block a gate of ``Cell.h_gates``.
+        p: ``[H, S]`` projection of the output, for cells that have one.
+        vectors: per-feature parameters of the gates, ``{name: [H]}``.
+    """
+
+    r: Array | None = None
+    p: Array | None = None
+    vectors: Mapping[str, Array] = {}
+
+
+class Cell(NamedTuple):
+    """A recurrent cell as a tuple of pure functions.
+
+    One step computes, for every gate name, a pre-activation: its column of ``x_pre``, its column
+    of ``h @ r``, or the sum where the name stands in both. Then ``gates`` makes of them, of the
+    state and of ``vectors`` the output and the new state. Nothing else of a cell is in the loop.
+
+    Attributes:
+        name: for messages.
+        x_gates: names of the columns of ``x_pre``.
+        h_gates: names of the columns of ``h @ r``; empty: no matmul in the loop. The names that
+            stand in both come first, in the same order, in both.
+        state_type: a NamedTuple class, the state that the next step reads. A field ``h``, where
+            there is one, is the (projected) output, and the loop keeps it.
+        init_params: ``(key, in_features, hidden_features, dtype) -> params``.
+        init_state: ``(params, batch, dtype) -> state``: where a sequence starts and what a reset
+            restores.
+        project_inputs: ``(params, x [T, B, I]) -> x_pre [T, B, Gx, H]``: one matmul, never mixes
+            time steps.
+        loop_weights: ``(params) -> LoopWeights``.
+        gates: ``(pre {name: [B, H]}, state, vectors) -> (output [B, H], {other field: [B, H]})``:
+            the equations. Elementwise, or reductions over the last axis.
+        sigmoid_gates: gates that the loop passes through a sigmoid before ``gates`` sees them.
+        tanh_gates: likewise through a tanh.
+        step: ``(pre {name: [B, H]}, state, LoopWeights) -> (output, {other field})`` for cells
+            that are not ``h @ r`` and then gates. They run on the scan only, by plain autodiff.
+    """
+
+    name: str
+    x_gates: tuple[str, ...]
+    h_gates: tuple[str, ...]
+    state_type: type
+    init_params: Callable[[Key, int, int, DTypeLike], Params]
+    init_state: Callable[[Params, int, DTypeLike], State]
+    project_inputs: Callable[[Params, Array], Array]
+    loop_weights: Callable[[Params], LoopWeights]
+    gates: Callable[[dict[str, Array], State, Mapping[str, Array]], tuple[Array, dict[str, Array]]]
+    sigmoid_gates: tuple[str, ...] = ()
+    tanh_gates: tuple[str, ...] = ()
+    step: Callable[[dict[str, Array], State, LoopWeights], tuple[Array, dict[str, Array]]] | None = None
+
+    @property
+    def shared_gates(self) -> int:
+        """How many gates get the sum of an input and a recurrent column."""
+        return len(set(self.x_gates) & set(self.h_gates))
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the state's fields."""
+        return self.state_type._fields
+
+
+def affine_inputs(params: Params, x: Array) -> Array:
+    """``x @ w_x + b`` for all gates at once: ``[T, B, I] -> [T, B, Gx, H]``."""
+    x_pre = jnp.einsum("tbi,igh->tbgh", x, params["w_x"])
+    return x_pre + params["b"] if "b" in params else x_pre
+
+
+def per_gate(init: Initializer, key: Key, rows: int, gates: int, columns: int, dtype: DTypeLike) -> Array:
+    """Initializes ``[rows, gates, columns]`` gate by gate, as the matrices of the equations are."""
+    keys = jax.random.split(key, gates)
+    return jnp.stack([init(k, (rows, columns), dtype) for k in keys], axis=1)

@@ -1,0 +1,269 @@
+"""Recurrent layers for Flax NNX. They hold parameters and call `recurrence`."""
+
+from typing import Any, Literal, TypedDict, Unpack
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrnn import cells
+from jaxrnn._typing import Array, ArrayLike, DTypeLike, Initializer
+from jaxrnn.cells.base import Cell
+from jaxrnn.recurrence.api import Remat
+from jaxrnn.recurrence.stack import Stack
+
+
+class LayerOptions(TypedDict, total=False):
+    """What every recurrent layer takes.
+
+    Attributes:
+        num_layers: layers in the stack.
+        bidirectional: a second set of layers from the last step to the first; outputs side by side.
+        dropout: rate between the layers of a stack, a new mask each call.
+        time_major: arrays are ``[T, B, ...]`` rather than ``[B, T, ...]``.
+        dtype: of the matmuls and the output; None is the common dtype of input and parameters.
+        param_dtype: of the parameters.
+        implementation: "xla" or None, which chooses.
+        remat: "none", "gates", "chunk" or None: see `jaxrnn.recurrence`.
+    """
+
+    num_layers: int
+    bidirectional: bool
+    dropout: float
+    time_major: bool
+    dtype: DTypeLike | None
+    param_dtype: DTypeLike
+    implementation: Literal["xla"] | None
+    remat: Remat | None
+
+
+class CellOptions(TypedDict, total=False):
+    """Biases and initializers, of every built-in cell.
+
+    Attributes:
+        use_bias: whether there are biases.
+        kernel_init: initializer of the input matrices.
+        recurrent_init: initializer of the recurrent parameters.
+        bias_init: initializer of the biases.
+    """
+
+    use_bias: bool
+    kernel_init: Initializer
+    recurrent_init: Initializer
+    bias_init: Initializer
+
+
+class Options(LayerOptions, CellOptions, total=False):
+    """`LayerOptions` and `CellOptions`."""
+
+
+def split_options(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Cell options and layer options, apart."""
+    for_cell = {k: v for k, v in options.items() if k in CellOptions.__annotations__}
+    return for_cell, {k: v for k, v in options.items() if k not in for_cell}
+
+
+class RNN(nnx.Module):
+    """A stack of recurrent layers of any cell.
+
+    Args:
+        cell: from `jaxrnn.cells` or your own.
+        in_features: I.
+        hidden_features: H.
+        rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
+        **options: see `LayerOptions`.
+
+    Attributes:
+        layer_0, layer_1, ...: the parameters, ``layer_0.forward["w_x"]`` and so on.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        in_features: int,
+        hidden_features: int,
+        *,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+        **options: Any,
+    ):
+        self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.stack = Stack(cell, **options).check()
+        self.deterministic = False
+        self.rngs = nnx.data(rngs.fork() if self.stack.dropout > 0 else None)
+        params = self.stack.init_params(rngs.params(), in_features, hidden_features, param_dtype)
+        for name, layer in params.items():
+            setattr(self, name, as_modules(layer))
+
+    def __call__(
+        self,
+        x: Array,
+        state: tuple[Any, ...] | None = None,
+        *,
+        lengths: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        resets: ArrayLike | None = None,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> tuple[Array, tuple[Any, ...]]:
+        """Runs the layers over whole sequences.
+
+        Args:
+            x: ``[B, T, I]`` (``[T, B, I]`` with ``time_major``), floating point.
+            state: a tuple over layers, as `initialize_state` or an earlier call gave it.
+            lengths: integers ``[B]``: the real steps at the front of each row.
+            mask: bool ``[B, T]``, True at real steps.
+            resets: bool or integers ``[B, T]``, true where a new sequence begins.
+            deterministic: no dropout; None is the attribute that ``eval()`` and ``train()`` set.
+            rngs: of this call's dropout, in the place of the layer's own.
+
+        Returns:
+            outputs ``[B, T, S]`` (twice S with two directions), 0 at masked steps, and the state
+            after each row's last real step.
+
+        Raises:
+            ValueError: for shapes that do not fit.
+            TypeError: for integer inputs.
+        """
+        return self.stack.apply(
+            self.parameters(),
+            x,
+            state,
+            lengths=lengths,
+            mask=mask,
+            resets=resets,
+            dropout_key=self._dropout_key(deterministic, rngs),
+        )
+
+    def step(self, x: Array, state: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
+        """One step of a stream, without dropout: ``x [B, I] -> y [B, S]`` and the next state."""
+        return self.stack.step(self.parameters(), x, state)
+
+    def initialize_state(self, batch: int) -> tuple[Any, ...]:
+        """The state that a sequence starts from, a tuple over layers."""
+        return self.stack.init_state(self.parameters(), batch)
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters as nested dicts of arrays."""
+        layers = [f"layer_{index}" for index in range(self.stack.num_layers)]
+        return {name: as_arrays(getattr(self, name)) for name in layers}
+
+    def _dropout_key(self, deterministic: bool | None, rngs: nnx.Rngs | None) -> Array | None:
+        if deterministic is None:
+            deterministic = self.deterministic
+        if deterministic or self.stack.dropout == 0 or self.stack.num_layers == 1:
+            return None
+        rngs = rngs or self.rngs
+        if rngs is None:
+            raise ValueError("dropout needs random numbers: pass rngs=nnx.Rngs(dropout=key)")
+        return rngs.dropout()
+
+
+def as_modules(tree: Any) -> Any:
+    """Nested dicts of arrays as `nnx.Dict` of `nnx.Param`."""
+    if isinstance(tree, dict):
+        return nnx.Dict({name: as_modules(leaf) for name, leaf in tree.items()})
+    return nnx.Param(tree)
+
+
+def as_arrays(tree: Any) -> Any:
+    """The inverse of `as_modules`."""
+    if isinstance(tree, nnx.Dict):
+        return {name: as_arrays(leaf) for name, leaf in tree.items()}
+    return tree[...]
+
+
+class LSTM(RNN):
+    """Long short-term memory: `jaxrnn.cells.lstm` in an `RNN`.
+
+    Args:
+        in_features: I.
+        hidden_features: H.
+        rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
+        **options: see `LayerOptions` and `CellOptions`.
+    """
+
+    def __init__(
+        self, in_features: int, hidden_features: int, *, rngs: nnx.Rngs, **options: Unpack[Options]
+    ):
+        for_cell, for_layer = split_options(options)
+        super().__init__(
+            cells.lstm(**for_cell), in_features, hidden_features, rngs=rngs, **for_layer
+        )
+
+
+class GRU(RNN):
+    """Gated recurrent unit: `jaxrnn.cells.gru` in an `RNN`.
+
+    Args:
+        in_features: I.
+        hidden_features: H.
+        reset_after: the reset gate is applied after the recurrent matmul, or before it.
+        rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
+        **options: see `LayerOptions` and `CellOptions`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        reset_after: bool = True,
+        rngs: nnx.Rngs,
+        **options: Unpack[Options],
+    ):
+        for_cell, for_layer = split_options(options)
+        cell = cells.gru(reset_after=reset_after, **for_cell)
+        super().__init__(cell, in_features, hidden_features, rngs=rngs, **for_layer)
+
+
+class Elman(RNN):
+    """Simple recurrent network: `jaxrnn.cells.elman` in an `RNN`.
+
+    Args:
+        in_features: I.
+        hidden_features: H.
+        activation: "tanh" or "relu".
+        rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
+        **options: see `LayerOptions` and `CellOptions`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        activation: Literal["tanh", "relu"] = "tanh",
+        rngs: nnx.Rngs,
+        **options: Unpack[Options],
+    ):
+        for_cell, for_layer = split_options(options)
+        cell = cells.elman(activation=activation, **for_cell)
+        super().__init__(cell, in_features, hidden_features, rngs=rngs, **for_layer)
+
+
+class SRU(RNN):
+    """Simple recurrent unit: `jaxrnn.cells.sru` in an `RNN`.
+
+    Args:
+        in_features: I.
+        hidden_features: H.
+        highway_bias: initial bias of the reset gate.
+        rescale: whether the highway is scaled to keep the variance of the layers equal.
+        rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
+        **options: see `LayerOptions` and `CellOptions`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        highway_bias: float = 0.0,
+        rescale: bool = True,
+        rngs: nnx.Rngs,
+        **options: Unpack[Options],
+    ):
+        for_cell, for_layer = split_options(options)
+        cell = cells.sru(highway_bias=highway_bias, rescale=rescale, **for_cell)
+        super().__init__(cell, in_features, hidden_features, rngs=rngs, **for_layer)

@@ -1,0 +1,106 @@
+"""`recurrence`: checks, dtypes and the choice of how to run, made here once."""
+
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrnn._typing import Array, ArrayLike, DTypeLike, Params, State
+from jaxrnn.cells.base import Cell
+from jaxrnn.recurrence import checks, chunks, sequence, xla
+from jaxrnn.recurrence.vjp import time_loop
+
+Remat = Literal["none", "gates", "chunk"]
+
+
+def recurrence(
+    cell: Cell,
+    params: Params,
+    x: Array,
+    state: State | None = None,
+    *,
+    lengths: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    resets: ArrayLike | None = None,
+    reverse: bool = False,
+    dtype: DTypeLike | None = None,
+    implementation: Literal["xla"] | None = None,
+    remat: Remat | None = None,
+    autodiff: bool = False,
+) -> tuple[Array, State]:
+    """Runs a cell over a batch of sequences, time first.
+
+    A masked step holds the state, gives an output of exactly 0 and ignores its own reset, and
+    whatever lies there, NaN included, changes nothing. A reset restores ``cell.init_state``
+    before its step, and no gradient crosses it. In reverse each row starts at its last real
+    step, and a boundary set by a reset stays where it is. One call over T steps equals any split
+    of it into shorter calls that pass the state on.
+
+    Args:
+        cell: the cell, from `jaxrnn.cells` or your own.
+        params: its parameters.
+        x: ``[T, B, I]``, floating point.
+        state: initial state, each leaf ``[B, ...]``; None is ``cell.init_state``. Kept in float32
+            (float64 for float64 inputs), and cast to that.
+        lengths: integers ``[B]``: row b has ``lengths[b]`` real steps, at the front.
+        mask: bool ``[T, B]``, True at real steps; with ``lengths``, both must hold.
+        resets: bool or integers ``[T, B]``, true where a new sequence begins at that step.
+        reverse: run from the last step to the first. Outputs stay aligned with ``x``.
+        dtype: of the matmuls and the output; None is the common dtype of ``x`` and ``params``.
+        implementation: "xla" is `lax.scan`; None chooses.
+        remat: what a gradient keeps. "none": states and gates. "gates": states, and the gates are
+            computed again. "chunk": the state every sqrt(T) steps, and all else is computed
+            again. None is "none" on a CPU and "gates" on a GPU.
+        autodiff: differentiate through the scan itself instead of by the library's rule: slower
+            and with more memory, but it allows forward mode and second order.
+
+    Returns:
+        outputs ``[T, B, S]`` in ``dtype`` and the state after each row's last real step.
+
+    Raises:
+        ValueError: for shapes or option values that do not fit, naming what was wanted.
+        TypeError: for integer inputs.
+    """
+    steps, batch = checks.inputs(x)
+    dtype = dtype or jnp.result_type(x, *jax.tree.leaves(params))
+    params, x = jax.tree.map(lambda a: a.astype(dtype), (params, x))
+    checks.choice("implementation", implementation, ("xla",))
+    checks.choice("remat", remat, ("none", "gates", "chunk"))
+
+    initial = cell.init_state(params, batch, xla.accumulator(dtype))
+    state = initial if state is None else checks.state(cell, state, initial)
+    mask = checks.flags("mask", mask, steps, batch)
+    resets = checks.flags("resets", resets, steps, batch)
+    mask = sequence.step_mask(steps, checks.lengths(lengths, batch), mask)
+    if mask is not None:
+        x = jnp.where(mask[:, :, None], x, 0)
+    if resets is not None and reverse:
+        resets = sequence.resets_in_reverse(resets, mask)
+
+    remat = remat or ("gates" if jax.default_backend() == "gpu" else "none")
+    keep = "states" if remat == "gates" else "gates"
+    restart = None if resets is None else initial
+    weights = cell.loop_weights(params)
+
+    def piece(state: State, inputs: Any) -> tuple[State, Array]:
+        x, mask, resets = inputs
+        x_pre = cell.project_inputs(params, x)
+        if autodiff or cell.step is not None:
+            y, state, _ = xla.forward(
+                cell, weights, x_pre, state, restart, mask, resets, reverse=reverse
+            )
+        else:
+            y, state = time_loop(
+                cell, keep, reverse, weights, x_pre, state, restart, mask, resets
+            )
+        return state, y
+
+    if remat == "chunk":
+        chunk = max(1, math.isqrt(steps))
+        piece = jax.checkpoint(piece, prevent_cse=False)
+    else:
+        x_pre = jax.eval_shape(cell.project_inputs, params, x)
+        chunk = chunks.that_stays_in_cache(steps, x_pre.size * x_pre.dtype.itemsize)
+    state, y = chunks.scan(piece, state, (x, mask, resets), chunk, reverse=reverse)
+    return y, state

@@ -1,0 +1,70 @@
+"""What a user may pass to `recurrence`, and what is said where it does not fit."""
+
+import jax.numpy as jnp
+
+from jaxrnn._typing import Array, ArrayLike, State
+from jaxrnn.cells.base import Cell
+
+
+def inputs(x: Array) -> tuple[int, int]:
+    """T and B of an input ``[T, B, I]``."""
+    if jnp.ndim(x) != 3:
+        raise ValueError(f"x should be [T, B, I], three axes, got shape {jnp.shape(x)}")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(
+            f"x should be floating point features [T, B, I], got {x.dtype}; "
+            "token ids go through an embedding first, for example flax.nnx.Embed"
+        )
+    return x.shape[0], x.shape[1]
+
+
+def state(cell: Cell, given: State, wanted: State) -> State:
+    """A given state in the type, shapes and dtypes of the wanted one."""
+    fields = wanted._fields
+    if not isinstance(given, tuple) or getattr(given, "_fields", fields) != fields or (
+        len(given) != len(fields)
+    ):
+        raise ValueError(
+            f"the state of {cell.name} should be {type(wanted).__name__}{fields}, "
+            f"got {type(given).__name__}"
+        )
+    leaves = []
+    for name, leaf, like in zip(fields, given, wanted, strict=True):
+        if jnp.shape(leaf) != like.shape:
+            raise ValueError(
+                f"state.{name} of {cell.name} should be [B, ...] = {like.shape}, "
+                f"got {jnp.shape(leaf)}"
+            )
+        leaves.append(jnp.asarray(leaf, like.dtype))
+    return type(wanted)(*leaves)
+
+
+def flags(name: str, value: ArrayLike | None, steps: int, batch: int) -> Array | None:
+    """Booleans ``[T, B]`` of booleans or integers; None stays None."""
+    if value is None:
+        return None
+    value = jnp.asarray(value)
+    if value.shape != (steps, batch):
+        raise ValueError(f"{name} should be [T, B] = ({steps}, {batch}), got {value.shape}")
+    if not (value.dtype == bool or jnp.issubdtype(value.dtype, jnp.integer)):
+        raise TypeError(f"{name} should be booleans or integers, got {value.dtype}")
+    return value != 0
+
+
+def lengths(value: ArrayLike | None, batch: int) -> Array | None:
+    """Integers ``[B]``; None stays None."""
+    if value is None:
+        return None
+    value = jnp.asarray(value)
+    if value.shape != (batch,):
+        raise ValueError(f"lengths should be [B] = ({batch},), got {value.shape}")
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(f"lengths should be integers, got {value.dtype}")
+    return value
+
+
+def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Refuses a value that is neither None nor one of the names."""
+    if value is not None and value not in allowed:
+        names = ", ".join(f'"{option}"' for option in allowed)
+        raise ValueError(f"{name} should be None or one of {names}, got {value!r}")

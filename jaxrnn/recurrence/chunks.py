@@ -1,0 +1,67 @@
+"""A long recurrence as a scan over shorter ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxrnn._typing import Array, State
+
+# Input projections above this size are made chunk by chunk on a CPU, so that they stay in the
+# cache between the matmul and the loop. Measured: see docs/results/.
+CPU_CACHE_BYTES = 4 * 2**20
+
+
+def that_stays_in_cache(steps: int, total_bytes: int) -> int:
+    """Steps a chunk, so that ``total_bytes`` over ``steps`` fall in pieces that a cache holds."""
+    if jax.default_backend() != "cpu" or total_bytes <= CPU_CACHE_BYTES:
+        return max(steps, 1)
+    return even_chunk(steps, max(1, CPU_CACHE_BYTES * steps // total_bytes))
+
+
+def even_chunk(steps: int, at_most: int) -> int:
+    """The largest divisor of ``steps`` in the upper half of ``at_most``, else ``at_most``."""
+    for chunk in range(at_most, at_most // 2, -1):
+        if steps % chunk == 0:
+            return chunk
+    return at_most
+
+
+def scan(
+    piece: Callable[[State, Any], tuple[State, Array]],
+    state: State,
+    inputs: Any,
+    chunk: int,
+    *,
+    reverse: bool,
+) -> tuple[State, Array]:
+    """Runs ``piece(state, inputs) -> (state, y)`` chunk after chunk.
+
+    Args:
+        piece: runs any number of steps.
+        state: where to start.
+        inputs: a tree of ``[T, ...]``.
+        chunk: steps a piece; a shorter one takes what is left of T.
+        reverse: from the last chunk to the first.
+
+    Returns:
+        the final state and ``y [T, ...]``.
+    """
+    steps = jax.tree.leaves(inputs)[0].shape[0]
+    count, rest = divmod(steps, chunk)
+    if count <= 1 and not rest:
+        return piece(state, inputs)
+    whole = jax.tree.map(
+        lambda a: a[: count * chunk].reshape(count, chunk, *a.shape[1:]), inputs
+    )
+    tail = jax.tree.map(lambda a: a[count * chunk :], inputs)
+    y_tail = None
+    if rest and reverse:
+        state, y_tail = piece(state, tail)
+    state, y = lax.scan(piece, state, whole, reverse=reverse)
+    y = y.reshape(count * chunk, *y.shape[2:])
+    if rest and not reverse:
+        state, y_tail = piece(state, tail)
+    return state, y if y_tail is None else jnp.concatenate([y, y_tail])
