@@ -1,4 +1,4 @@
-"""WikiText-2, word level: one LSTM, adaptive softmax.
+"""WikiText-2, word level: one LSTM, adaptive softmax tied to the embedding.
 
     python -m jaxrnn.train --config configs/wikitext.py --config.data.dir=FOLDER
 
@@ -15,9 +15,12 @@ from jaxrnn.train.config import get_default_config
 def get_config() -> ConfigDict:
     """Returns the defaults with what differs."""
     config = get_default_config()
+    config.data.batch_size = 20
+    config.data.bptt = 35
+    config.model.hidden_features = 384
     config.model.dropout_embedding = 0.2
     config.model.dropout_output = 0.4
     config.optimizer.learning_rate = 2e-3
-    config.optimizer.plateau_factor = 4.0
-    config.run.early_stop = 4
+    config.optimizer.schedule = "cosine"
+    config.run.epochs = 10
     return config

@@ -10,6 +10,7 @@ inputs. Flax and torch have no SRU, so that ours is timed alone there.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -27,6 +28,10 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+# Workers of XLA and of OpenMP spin for about a millisecond after their work before they sleep; the
+# next contender should not have to share its cores with them.
+PAUSE_SECONDS = 0.01
 
 GATES = {"lstm": "ifgo", "gru": "rzn", "sru": "ufr"}
 PASSES = ("forward", "train")
@@ -167,14 +172,13 @@ def torch(problem: Problem) -> Contender:
     return Contender("torch", forward, train, agree)
 
 
-def contenders(problem: Problem) -> list[Contender]:
+OTHERS = {"flax": flax, "torch": torch}
+
+
+def contenders(problem: Problem, against: list[str]) -> list[Contender]:
     """Ours first, then whatever of the others there is for this cell and on this machine."""
-    found = [ours(problem)]
-    if problem.cell != "sru":
-        found.append(flax(problem))
-        if find_spec("torch"):
-            found.append(torch(problem))
-    return found
+    others = [name for name in against if find_spec(name)] if problem.cell != "sru" else []
+    return [ours(problem), *(OTHERS[name](problem) for name in others)]
 
 
 def check_agreement(field: list[Contender], problem: Problem) -> None:
@@ -197,15 +201,15 @@ def check_agreement(field: list[Contender], problem: Problem) -> None:
 
 
 def measure(field: list[Contender], which: str, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call; the contenders take turns, and each goes first equally often."""
+    """Seconds of each call; the contenders take turns, in every order equally often."""
     calls = {one.name: getattr(one, which) for one in field}
     for call in [*calls.values()] * 2:
         call()
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
-    for repeat in range(repeats):
-        turn = repeat % len(names)
-        for name in names[turn:] + names[:turn]:
+    orders = itertools.cycle(itertools.permutations(calls))
+    for order in itertools.islice(orders, repeats):
+        for name in order:
+            time.sleep(PAUSE_SECONDS)
             start = time.perf_counter()
             calls[name]()
             seconds[name].append(time.perf_counter() - start)
@@ -304,14 +308,17 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--cells", default="lstm,gru", help="of lstm, gru, sru (default lstm,gru)")
     parser.add_argument("--shapes", default="", help="names of recurrence/shapes.py (all CPU ones)")
-    parser.add_argument("--repeats", type=int, default=15, help="timed calls of each (default 15)")
+    parser.add_argument("--against", default="flax,torch", help="of flax, torch (default both)")
+    parser.add_argument("--repeats", type=int, default=12, help="timed calls of each (default 12)")
     parser.add_argument("--threads", type=int, default=2, help="for each contender (default 2)")
     parser.add_argument("--json", type=Path, help="also write machine, medians and ratios here")
     options = parser.parse_args(argv)
-    options.cells = options.cells.split(",")
-    for cell in options.cells:
-        if cell not in GATES:
-            parser.error(f"no cell is called {cell!r}; there are {', '.join(GATES)}")
+    for key, known in (("cells", GATES), ("against", OTHERS)):
+        names = [name for name in getattr(options, key).split(",") if name]
+        for name in names:
+            if name not in known:
+                parser.error(f"--{key}: no {name!r} here; there are {', '.join(known)}")
+        setattr(options, key, names)
     if options.repeats < 1 or options.threads < 1:
         parser.error("--repeats and --threads should be at least 1")
     return options
@@ -337,7 +344,7 @@ def main(argv: list[str] | None = None) -> None:
     for cell in options.cells:
         for shape in chosen or shapes.CPU:
             problem = make_problem(cell, shape)
-            field = contenders(problem)
+            field = contenders(problem, options.against)
             check_agreement(field, problem)
             result: dict[str, Any] = {"cell": cell, "shape": shape.name, "size": list(shape[1:])}
             for which in PASSES:

@@ -11,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from train_helpers import assert_same_bits, tiny_config, write_corpus
 
 from jaxrnn.train import disk
 from jaxrnn.train.checkpoint import Checkpoints, restore_params
@@ -18,7 +19,6 @@ from jaxrnn.train.errors import UserError
 from jaxrnn.train.loading import load
 from jaxrnn.train.loop import run
 from jaxrnn.train.state import Progress
-from train_helpers import assert_same_bits, tiny_config, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,9 @@ def latest(directory: pathlib.Path) -> pathlib.Path:
 
 def test_orbax_alone_restores_what_load_does(trained):
     _, directory = trained
-    stored = ocp.StandardCheckpointer().restore(directory / "checkpoints" / "best" / "20" / "params")
+    stored = ocp.StandardCheckpointer().restore(
+        directory / "checkpoints" / "best" / "20" / "params"
+    )
     model = load(directory).model
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     assert len(jax.tree.leaves(stored)) == len(jax.tree.leaves(params))
@@ -58,7 +60,7 @@ def test_orbax_alone_restores_what_load_does(trained):
 
 
 def test_load_works_from_any_folder_of_a_run_and_without_a_best_one(copied):
-    data, directory = copied
+    _, directory = copied
     best = load(latest(directory) / "20").model
     shutil.rmtree(directory / "checkpoints" / "best")
     trained = load(str(directory))
@@ -126,7 +128,7 @@ def test_a_damaged_checkpoint_is_told(copied, damage):
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 255
         path.write_bytes(content if damage == "flipped" else content[: len(content) // 4])
-    with pytest.raises(UserError, match="20 is damaged: .*; remove that folder") as error:
+    with pytest.raises(UserError, match=r"20 is damaged: .*; remove that folder") as error:
         run(tiny_config(data, directory, run__steps=30))
     assert "\n" not in str(error.value)
     shutil.rmtree(latest(directory) / "20")
@@ -155,7 +157,7 @@ def test_a_full_disk_is_told_and_loses_nothing(copied, monkeypatch):
     data, directory = copied
     usage = shutil._ntuple_diskusage(10**9, 10**9, 1000)
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(UserError, match="the disk is full.*goes on from the checkpoint before"):
+    with pytest.raises(UserError, match=r"the disk is full.*goes on from the checkpoint before"):
         run(tiny_config(data, directory, run__steps=40, run__checkpoint_every=3))
     monkeypatch.undo()
     assert run(tiny_config(data, directory, run__steps=22)).progress.step == 22
@@ -179,7 +181,7 @@ def test_the_newest_are_kept(tmp_path):
 
 
 def test_the_saved_arrays_are_those_of_their_step(tmp_path):
-    """A step that takes over the memory of the state being written does not change what is written."""
+    """A later step takes over the memory of the state, and what is written is not changed."""
 
     @functools.partial(jax.jit, donate_argnums=0)
     def add(x):
@@ -193,4 +195,3 @@ def test_the_saved_arrays_are_those_of_their_step(tmp_path):
             for _ in range(3):
                 x = add(x)
         assert int(checkpoints.restore_best({"w": x})["w"][0]) == 13
-

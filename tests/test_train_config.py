@@ -3,6 +3,7 @@
 import pathlib
 
 import pytest
+from train_helpers import OVERRIDES, write_corpus
 
 from jaxrnn.train.__main__ import parse
 from jaxrnn.train.config import (
@@ -15,7 +16,6 @@ from jaxrnn.train.config import (
 )
 from jaxrnn.train.errors import UserError
 from jaxrnn.train.loop import run
-from train_helpers import OVERRIDES, write_corpus
 
 CONFIGS = sorted({file for folder in config_folders() for file in folder.glob("[!_]*.py")})
 

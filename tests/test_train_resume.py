@@ -6,10 +6,6 @@ import signal
 
 import orbax.checkpoint as ocp
 import pytest
-
-from jaxrnn.train.checkpoint import Checkpoints
-from jaxrnn.train.loop import run
-from jaxrnn.train.state import Progress
 from train_helpers import (
     assert_same_bits,
     records,
@@ -19,6 +15,10 @@ from train_helpers import (
     tiny_flags,
     write_corpus,
 )
+
+from jaxrnn.train.checkpoint import Checkpoints
+from jaxrnn.train.loop import run
+from jaxrnn.train.state import Progress
 
 
 @pytest.fixture

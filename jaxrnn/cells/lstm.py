@@ -69,8 +69,9 @@ def lstm(
         return params
 
     def init_state(params: Params, batch: int, dtype: DTypeLike) -> LSTMState:
-        zeros = jnp.zeros((batch, params["r"].shape[0]), dtype)
-        return LSTMState(h=zeros, c=zeros)
+        # Two arrays, not one twice: a state can be donated.
+        shape = (batch, params["r"].shape[0])
+        return LSTMState(h=jnp.zeros(shape, dtype), c=jnp.zeros(shape, dtype))
 
     return Cell(
         name="lstm",

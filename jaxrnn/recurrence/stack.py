@@ -46,14 +46,26 @@ class Stack(NamedTuple):
     ) -> dict[str, dict[str, Params]]:
         """Parameters of all layers."""
         params = {}
-        for layer in range(self.num_layers):
-            keys = jax.random.split(jax.random.fold_in(key, layer), len(self.directions))
-            params[f"layer_{layer}"] = {
-                direction: self.cell.init_params(k, in_features, hidden_features, dtype)
-                for direction, k in zip(self.directions, keys, strict=True)
-            }
-            in_features = self.output_features(params[f"layer_{layer}"], in_features)
+        for index in range(self.num_layers):
+            layer_key = jax.random.fold_in(key, index)
+            layer = self.init_layer(layer_key, in_features, hidden_features, dtype)
+            in_features = self.output_features(layer, in_features)
+            params[f"layer_{index}"] = layer
         return params
+
+    def init_layer(
+        self, key: Key, in_features: int, hidden_features: int, dtype: DTypeLike
+    ) -> dict[str, Params]:
+        """Parameters of one layer."""
+        keys = jax.random.split(key, len(self.directions))
+        return {
+            direction: self.cell.init_params(k, in_features, hidden_features, dtype)
+            for direction, k in zip(self.directions, keys, strict=True)
+        }
+
+    def layers(self, params: dict[str, dict[str, Params]]) -> list[dict[str, Params]]:
+        """The layers' parameters in order (a sorted dict has layer_10 before layer_2)."""
+        return [params[f"layer_{index}"] for index in range(self.num_layers)]
 
     def output_features(self, layer: dict[str, Params], in_features: int) -> int:
         """Features of a layer's output."""
@@ -68,7 +80,7 @@ class Stack(NamedTuple):
         dtype = accumulator(self.dtype or jnp.result_type(*jax.tree.leaves(params)))
         return tuple(
             self._join([self.cell.init_state(layer[d], batch, dtype) for d in self.directions])
-            for layer in params.values()
+            for layer in self.layers(params)
         )
 
     def apply(
@@ -109,7 +121,7 @@ class Stack(NamedTuple):
                 None if a is None else jnp.swapaxes(jnp.asarray(a), 0, 1) for a in (x, mask, resets)
             )
         finals = []
-        for index, layer in enumerate(params.values()):
+        for index, layer in enumerate(self.layers(params)):
             if index and dropout_key is not None:
                 x = dropout(jax.random.fold_in(dropout_key, index), self.dropout, x)
             given = (None,) * len(self.directions) if state is None else self._split(state[index])

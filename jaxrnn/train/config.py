@@ -26,7 +26,7 @@ class Option(NamedTuple):
 OPTIONS: dict[str, dict[str, Option]] = {
     "data": {
         "dataset": Option("wikitext-2", "the corpus: wikitext-2, wikitext-103 or a folder's name"),
-        "dir": Option("", "folder with <dataset>/train.txt and so on; empty: JAXRNN_DATA_DIR"),
+        "dir": Option("", "folder with <dataset>/train.txt; empty: JAXRNN_DATA_DIR"),
         "download": Option(True, "fetch the corpus where no folder has it"),
         "batch_size": Option(32, "lanes that the training text is cut into", least=1),
         "bptt": Option(70, "time steps a window, through which gradients flow", least=1),
@@ -44,6 +44,7 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "tied": Option(True, "the output layer uses the embedding's weights"),
         "softmax": Option("adaptive", "the loss, exact either way", choices=("adaptive", "full")),
         "cutoffs": Option((2000, 10000), "word ids at which the adaptive softmax is cut"),
+        "div_value": Option(4.0, "by which each further group's word vectors shrink", least=1),
         "dtype": Option("float32", "dtype of the arithmetic", choices=("float32", "bfloat16")),
         "remat": Option(
             "", "what backward recomputes; empty: by device", ("", "none", "gates", "chunk")
@@ -136,7 +137,7 @@ def describe_options() -> str:
         lines.append(f"\n  config.{group}")
         for key, option in keys.items():
             choices = f" ({', '.join(c for c in option.choices if c)})" if option.choices else ""
-            lines.append(f"    {key:<18} {option.default!s:<14} {option.comment}{choices}")
+            lines.append(f"    {key:<17} {option.default!s:<13} {option.comment}{choices}")
     return "\n".join(lines)
 
 

@@ -49,7 +49,7 @@ def run(config: Config) -> Outcome:
     graphdef = nnx.graphdef(model)
     schedule = make_schedule(config.optimizer, total_steps)
     optimizer = make_optimizer(config.optimizer, schedule)
-    train_step = make_train_step(graphdef, optimizer, schedule)
+    train_step = make_train_step(graphdef, optimizer, schedule, padded=config.data.random_bptt)
     evaluate = make_evaluate(graphdef)
     state = initial_state(model, optimizer, config.data.batch_size, config.run.seed)
 
@@ -103,7 +103,8 @@ def run(config: Config) -> Outcome:
             )
             return Outcome(directory, progress, stop.number)
 
-        best_params = checkpoints.restore_best(state.params)
+        # A run whose steps were cut below what it had done may end without a validation.
+        best_params = checkpoints.restore_best(state.params) or state.params
         score = evaluate(best_params, eval_stream(config, corpus, "test"))
         meter.record_test(score)
         report.write(directory, about, progress, finish_reason(config.run, progress))

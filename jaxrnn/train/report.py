@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from jaxrnn.train.config import differences, get_option
+from jaxrnn.train.evaluation import perplexity
 from jaxrnn.train.live import duration
 from jaxrnn.train.records import is_final, read_records
 from jaxrnn.train.rundir import About, write_text
@@ -89,19 +90,18 @@ def _series(records: list[dict[str, Any]], name: str) -> tuple[list[float], list
 
 
 def _figures(records: list[dict[str, Any]], corpus: str, progress: Progress, reason: str) -> str:
-    test = next((r for r in records if is_final(r)), {})
+    test = next(r for r in records if is_final(r))
     speeds = sorted(r["tokens_per_second"] for r in records if "tokens_per_second" in r)
-    best = next((r for r in records if r["step"] == progress.best_step and _valid(r, corpus)), {})
-    rows = {
-        "Validation perplexity, best": f"{best.get(f'{corpus}/valid_perplexity', 0):,.2f}",
-        "Test perplexity, at that epoch": f"{test.get(f'{corpus}/test_perplexity', 0):,.2f}",
-        "Best epoch": f"{progress.best_epoch:g} (step {progress.best_step:,})",
-        "Steps": f"{progress.step:,}, stopped {reason}",
-        "Time": duration(progress.seconds),
-    }
+    rows = []
+    if progress.best_loss is not None:
+        rows.append(["Validation perplexity, best", f"{perplexity(progress.best_loss):,.2f}"])
+        rows.append(["Best epoch", f"{progress.best_epoch:g} (step {progress.best_step:,})"])
+    rows.append(["Test perplexity, at that epoch", f"{test[f'{corpus}/test_perplexity']:,.2f}"])
+    rows.append(["Steps", f"{progress.step:,}, stopped {reason}"])
+    rows.append(["Time", duration(progress.seconds)])
     if speeds:
-        rows["Tokens a second, median"] = f"{speeds[len(speeds) // 2]:,.0f}"
-    return _table(["", corpus], [[name, value] for name, value in rows.items()])
+        rows.append(["Tokens a second, median", f"{speeds[len(speeds) // 2]:,.0f}"])
+    return _table(["", corpus], rows)
 
 
 def _valid(record: dict[str, Any], corpus: str) -> bool:

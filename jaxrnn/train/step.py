@@ -31,7 +31,11 @@ TrainStep = Callable[[TrainState, Any], tuple[TrainState, StepMetrics]]
 
 
 def make_train_step(
-    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, schedule: optax.Schedule
+    graphdef: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    *,
+    padded: bool,
 ) -> TrainStep:
     """Returns `train_step(state, batch) -> (state, metrics)`, jitted, with the state donated.
 
@@ -39,13 +43,15 @@ def make_train_step(
         graphdef: the model without its parameters.
         optimizer: what turns gradients into updates.
         schedule: the optimizer's learning rate, for the metrics.
+        padded: windows other than an epoch's last may end in padding, which the carried state must
+            not go through. It costs a mask in the time loop.
     """
 
     def train_step(state: TrainState, batch) -> tuple[TrainState, StepMetrics]:
         tokens = jnp.sum(batch.mask, dtype=jnp.float32)
 
         def mean_loss(params):
-            nll, carry = window_loss(graphdef, params, state, batch)
+            nll, carry = window_loss(graphdef, params, state, batch, padded)
             return nll / jnp.maximum(tokens, 1.0), (nll, carry)
 
         gradients, (nll, carry) = jax.grad(mean_loss, has_aux=True)(state.params)
@@ -68,7 +74,7 @@ def make_train_step(
     return jax.jit(train_step, donate_argnums=0)
 
 
-def window_loss(graphdef: nnx.GraphDef, params, state: TrainState, batch):
+def window_loss(graphdef: nnx.GraphDef, params, state: TrainState, batch, padded: bool):
     """Returns a window's summed loss [] and the recurrent state for the next window.
 
     The state comes in from the window before, or is the initial one where `batch.starts`; no
@@ -83,6 +89,7 @@ def window_loss(graphdef: nnx.GraphDef, params, state: TrainState, batch):
         batch.targets,
         jax.lax.stop_gradient(carry),
         mask=batch.mask,
+        lengths=jnp.sum(batch.mask, axis=0) if padded else None,
         deterministic=False,
         rngs=nnx.Rngs(dropout=key),
     )

@@ -1,0 +1,218 @@
+"""Recurrent layers for Flax linen. They hold parameters and call `recurrence`."""
+
+from dataclasses import KW_ONLY
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxrnn import cells
+from jaxrnn._typing import Array, ArrayLike, DTypeLike, Initializer
+from jaxrnn.cells.base import Cell
+from jaxrnn.recurrence.api import Remat
+from jaxrnn.recurrence.stack import Stack
+
+
+class Layers(nn.Module):
+    """What every layer of this module has: the options and the calls of `jaxrnn.nnx.RNN`.
+
+    Parameters lie as in `jaxrnn.nnx`: ``variables["params"]["layer_0"]["forward"]["w_x"]``.
+
+    Attributes:
+        num_layers, bidirectional, dropout, time_major, dtype, param_dtype, implementation, remat:
+            see `jaxrnn.nnx.LayerOptions`.
+        deterministic: no dropout; here or at the call, not both. Where it is given in neither
+            place, dropout is active and takes its masks from the "dropout" random numbers.
+    """
+
+    _: KW_ONLY
+    num_layers: int = 1
+    bidirectional: bool = False
+    dropout: float = 0.0
+    time_major: bool = False
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    implementation: Literal["xla"] | None = None
+    remat: Remat | None = None
+    deterministic: bool | None = None
+
+    def the_cell(self) -> Cell:
+        """The cell of every layer."""
+        raise NotImplementedError
+
+    def the_hidden_features(self) -> int:
+        """H."""
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        x: Array,
+        state: tuple[Any, ...] | None = None,
+        *,
+        lengths: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        resets: ArrayLike | None = None,
+        deterministic: bool | None = None,
+    ) -> tuple[Array, tuple[Any, ...]]:
+        """Runs the layers over whole sequences; arguments and results as in `jaxrnn.nnx.RNN`."""
+        return self._stack().apply(
+            self._parameters(x),
+            x,
+            state,
+            lengths=lengths,
+            mask=mask,
+            resets=resets,
+            dropout_key=self._dropout_key(deterministic),
+        )
+
+    def step(self, x: Array, state: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
+        """One step of a stream, without dropout: ``x [B, I] -> y [B, S]`` and the next state."""
+        return self._stack().step(self._parameters(x), x, state)
+
+    def initialize_state(self, batch: int) -> tuple[Any, ...]:
+        """The state that a sequence starts from, a tuple over layers.
+
+        It may be learned, so it needs the parameters:
+        ``layer.apply(variables, batch, method="initialize_state")``.
+        """
+        names = [f"layer_{index}" for index in range(self.num_layers)]
+        if self.scope is None or not all(self.has_variable("params", name) for name in names):
+            raise ValueError(
+                "initialize_state needs the parameters: call it as "
+                'layer.apply(variables, batch, method="initialize_state")'
+            )
+        params = {name: self.get_variable("params", name) for name in names}
+        return self._stack().init_state(params, batch)
+
+    def _stack(self) -> Stack:
+        return Stack(
+            self.the_cell(),
+            num_layers=self.num_layers,
+            bidirectional=self.bidirectional,
+            dropout=self.dropout,
+            time_major=self.time_major,
+            dtype=self.dtype,
+            implementation=self.implementation,
+            remat=self.remat,
+        ).check()
+
+    @nn.compact
+    def _parameters(self, x: Array) -> dict[str, Any]:
+        stack, features, params = self._stack(), jnp.shape(x)[-1], {}
+        for index in range(self.num_layers):
+            name = f"layer_{index}"
+            params[name] = self.param(
+                name, stack.init_layer, features, self.the_hidden_features(), self.param_dtype
+            )
+            features = stack.output_features(params[name], features)
+        return params
+
+    def _dropout_key(self, deterministic: bool | None) -> Array | None:
+        if deterministic is not None or self.deterministic is not None:
+            deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
+        if deterministic or self.dropout == 0 or self.num_layers == 1:
+            return None
+        return self.make_rng("dropout")
+
+
+class RNN(Layers):
+    """A stack of recurrent layers of any cell.
+
+    Attributes:
+        cell: from `jaxrnn.cells` or your own.
+        hidden_features: H.
+    """
+
+    cell: Cell
+    hidden_features: int
+
+    def the_cell(self) -> Cell:
+        """The cell of every layer."""
+        return self.cell
+
+    def the_hidden_features(self) -> int:
+        """H."""
+        return self.hidden_features
+
+
+class BuiltIn(Layers):
+    """A stack of one of the built-in cells.
+
+    Attributes:
+        hidden_features: H.
+        use_bias, kernel_init, recurrent_init, bias_init: see `jaxrnn.nnx.CellOptions`; None is the
+            cell's own.
+    """
+
+    hidden_features: int
+    _: KW_ONLY
+    use_bias: bool = True
+    kernel_init: Initializer | None = None
+    recurrent_init: Initializer | None = None
+    bias_init: Initializer | None = None
+
+    def the_hidden_features(self) -> int:
+        """H."""
+        return self.hidden_features
+
+    def cell_options(self) -> dict[str, Any]:
+        """What was said about biases and initializers."""
+        names = ("use_bias", "kernel_init", "recurrent_init", "bias_init")
+        options = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in options.items() if value is not None}
+
+
+class LSTM(BuiltIn):
+    """Long short-term memory: `jaxrnn.cells.lstm` in a stack."""
+
+    def the_cell(self) -> Cell:
+        """The cell of every layer."""
+        return cells.lstm(**self.cell_options())
+
+
+class GRU(BuiltIn):
+    """Gated recurrent unit: `jaxrnn.cells.gru` in a stack.
+
+    Attributes:
+        reset_after: the reset gate is applied after the recurrent matmul, or before it.
+    """
+
+    _: KW_ONLY
+    reset_after: bool = True
+
+    def the_cell(self) -> Cell:
+        """The cell of every layer."""
+        return cells.gru(reset_after=self.reset_after, **self.cell_options())
+
+
+class Elman(BuiltIn):
+    """Simple recurrent network: `jaxrnn.cells.elman` in a stack.
+
+    Attributes:
+        activation: "tanh" or "relu".
+    """
+
+    _: KW_ONLY
+    activation: Literal["tanh", "relu"] = "tanh"
+
+    def the_cell(self) -> Cell:
+        """The cell of every layer."""
+        return cells.elman(activation=self.activation, **self.cell_options())
+
+
+class SRU(BuiltIn):
+    """Simple recurrent unit: `jaxrnn.cells.sru` in a stack.
+
+    Attributes:
+        highway_bias: initial bias of the reset gate.
+        rescale: whether the highway is scaled to keep the variance of the layers equal.
+    """
+
+    _: KW_ONLY
+    highway_bias: float = 0.0
+    rescale: bool = True
+
+    def the_cell(self) -> Cell:
+        """The cell of every layer."""
+        options = self.cell_options()
+        return cells.sru(highway_bias=self.highway_bias, rescale=self.rescale, **options)

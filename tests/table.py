@@ -1,0 +1,155 @@
+"""The one table of cells and features, and small problems made of them.
+
+A row of `CELLS` is a cell of the library, its oracle and a size of the input; a row of `FEATURES`
+is a set of arguments of `recurrence`. Parameters have the same names and layouts in both.
+"""
+
+import contextlib
+import math
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+
+from jaxrnn import Cell, cells, recurrence
+
+T, B, I, H = 7, 3, 3, 4
+
+
+class Row(NamedTuple):
+    """A cell and what it has to agree with."""
+
+    cell: Cell
+    oracle: oracles.Oracle
+    in_features: int = I
+
+
+HIGHWAY_BIAS = -1.0
+ALPHA = math.sqrt(1 + 2 * math.exp(HIGHWAY_BIAS))
+
+CELLS = {
+    "elman_tanh": Row(cells.elman(), oracles.elman("tanh")),
+    "elman_relu": Row(cells.elman(activation="relu"), oracles.elman("relu")),
+    "lstm": Row(cells.lstm(), oracles.lstm()),
+    "gru": Row(cells.gru(), oracles.gru()),
+    "gru_reset_before": Row(cells.gru(reset_after=False), oracles.gru(reset_after=False)),
+    "sru": Row(cells.sru(highway_bias=HIGHWAY_BIAS), oracles.sru(ALPHA), H),
+    "sru_projected": Row(cells.sru(highway_bias=HIGHWAY_BIAS), oracles.sru(ALPHA)),
+}
+
+LENGTHS = np.array([4, 0, 7], np.int32)
+# Holes at the front, in the middle and at the end; no row is empty.
+MASK = np.array(
+    [[0, 1, 1], [1, 1, 0], [1, 0, 1], [0, 0, 1], [1, 1, 1], [1, 0, 0], [0, 1, 1]], bool
+)
+# At the first step, at the last, twice in a row, and where the mask or the lengths hide it.
+RESETS = np.array(
+    [[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1], [1, 0, 1], [0, 1, 0]], bool
+)
+
+# "state": whether an initial state is given; without it the cell's own is used.
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "lengths": {"lengths": LENGTHS, "state": True},
+    "mask": {"mask": MASK, "state": True},
+    "resets": {"resets": RESETS, "state": True},
+    "mask_resets": {"mask": MASK, "resets": RESETS, "state": True},
+    "reverse": {"reverse": True},
+    "reverse_all": {
+        "lengths": LENGTHS[[0, 2, 1]] + 1,
+        "mask": MASK,
+        "resets": RESETS,
+        "state": True,
+        "reverse": True,
+    },
+}
+
+# How a gradient is computed: the library's rule in three ways, and plain autodiff.
+HOW: dict[str, dict[str, Any]] = {
+    "none": {"remat": "none"},
+    "gates": {"remat": "gates"},
+    "chunk": {"remat": "chunk"},
+    "autodiff": {"remat": "none", "autodiff": True},
+}
+
+# One way for each cell and feature, so that every cell and every feature meets every way; or all.
+WHOLE_TABLE = bool(os.environ.get("JAXRNN_WHOLE_TABLE"))
+
+
+def ways(name: str, feature: str) -> dict[str, dict[str, Any]]:
+    """The ways in which a test of this cell and feature computes gradients."""
+    if WHOLE_TABLE:
+        return HOW
+    index = list(CELLS).index(name) + list(FEATURES).index(feature)
+    how = list(HOW)[index % len(HOW)]
+    return {how: HOW[how]}
+
+
+@contextlib.contextmanager
+def quick_compile():
+    """Spares XLA's expensive passes, in tests whose time is all compilation."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+class Problem(NamedTuple):
+    """Arguments of a recurrence and cotangents of its results."""
+
+    row: Row
+    params: Any
+    x: Any
+    state: Any
+    dy: Any
+    dfinal: Any
+    options: dict[str, Any]
+
+
+def problem(name: str, feature: str = "plain", dtype: Any = np.float64, seed: int = 0) -> Problem:
+    """A random problem of one cell and one feature; arrays are rounded to ``dtype``."""
+    row, rng = CELLS[name], np.random.default_rng(seed)
+    shapes = jax.eval_shape(
+        lambda: row.cell.init_params(jax.random.key(0), row.in_features, H, jnp.float32)
+    )
+
+    def draw(*shape):
+        return (0.7 * rng.normal(size=shape)).astype(dtype)
+
+    params = jax.tree.map(lambda a: draw(*a.shape), shapes)
+    x, dy = draw(T, B, row.in_features), draw(T, B, H)
+    state, dfinal = (
+        row.cell.state_type(*[draw(B, H) for _ in row.cell.state_names]) for _ in range(2)
+    )
+    options = dict(FEATURES[feature])
+    if not options.pop("state", False):
+        state = None
+    return Problem(row, params, x, state, dy, dfinal, options)
+
+
+def by_library(p: Problem, **how: Any):
+    """Outputs, final state and gradients of parameters, x and state, of one way to compute them."""
+
+    def run(params, x, state):
+        return recurrence(p.row.cell, params, x, state, **p.options, **how)
+
+    results, pull = jax.vjp(run, p.params, p.x, p.state)
+    return *results, *pull((p.dy, p.dfinal))
+
+
+def by_oracle(p: Problem):
+    """The same five by the oracle."""
+    options = dict(p.options)
+    mask, lengths = options.pop("mask", None), options.pop("lengths", None)
+    if lengths is not None:
+        real = oracles.mask_of_lengths(lengths, T)
+        mask = real if mask is None else mask & real
+    oracle = p.row.oracle
+    state = oracles.zero_state(oracle, B, H) if p.state is None else p.state
+    y, final = oracles.run(oracle, p.params, p.x, state, mask=mask, **options)
+    d = oracles.gradients(oracle, p.params, p.x, state, p.dy, p.dfinal, mask=mask, **options)
+    return y, final, d.params, d.x, None if p.state is None else d.state
