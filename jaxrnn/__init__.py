@@ -2,17 +2,18 @@
 
 from typing import Any
 
+from jaxrnn import cells
 from jaxrnn.cells import Cell, LoopWeights
 from jaxrnn.nnx import GRU, LSTM, RNN, SRU, Elman
 from jaxrnn.recurrence.api import recurrence
 
-__all__ = ["GRU", "LSTM", "RNN", "SRU", "Cell", "Elman", "LoopWeights", "load", "recurrence"]
+__all__ = ["GRU", "LSTM", "RNN", "SRU", "Cell", "Elman", "LoopWeights", "cells", "load", "recurrence"]
 
 
 def __getattr__(name: str) -> Any:
     # `load` needs the packages of the "train" extra, the layers do not.
     if name == "load":
-        from jaxrnn.train.checkpoint import load
+        from jaxrnn.train.loading import load
 
         return load
     raise AttributeError(f"module 'jaxrnn' has no attribute {name!r}")

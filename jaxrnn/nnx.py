@@ -125,6 +125,7 @@ class RNN(nnx.Module):
             ValueError: for shapes that do not fit.
             TypeError: for integer inputs.
         """
+        self._check_features(x)
         return self.stack.apply(
             self.parameters(),
             x,
@@ -137,6 +138,7 @@ class RNN(nnx.Module):
 
     def step(self, x: Array, state: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
         """One step of a stream, without dropout: ``x [B, I] -> y [B, S]`` and the next state."""
+        self._check_features(x)
         return self.stack.step(self.parameters(), x, state)
 
     def initialize_state(self, batch: int) -> tuple[Any, ...]:
@@ -147,6 +149,13 @@ class RNN(nnx.Module):
         """The parameters as nested dicts of arrays."""
         layers = [f"layer_{index}" for index in range(self.stack.num_layers)]
         return {name: as_arrays(getattr(self, name)) for name in layers}
+
+    def _check_features(self, x: Array) -> None:
+        if jnp.shape(x)[-1:] != (self.in_features,):
+            raise ValueError(
+                f"the last axis of x should be in_features = {self.in_features}, "
+                f"got shape {jnp.shape(x)}"
+            )
 
     def _dropout_key(self, deterministic: bool | None, rngs: nnx.Rngs | None) -> Array | None:
         if deterministic is None:

@@ -16,7 +16,7 @@ import oracles
 
 from jaxrnn import Cell, cells, recurrence
 
-T, B, I, H = 7, 3, 3, 4
+T, B, I, H = 7, 3, 3, 4  # noqa: E741  (the axis letters of the library)
 
 
 class Row(NamedTuple):
@@ -42,9 +42,7 @@ CELLS = {
 
 LENGTHS = np.array([4, 0, 7], np.int32)
 # Holes at the front, in the middle and at the end; no row is empty.
-MASK = np.array(
-    [[0, 1, 1], [1, 1, 0], [1, 0, 1], [0, 0, 1], [1, 1, 1], [1, 0, 0], [0, 1, 1]], bool
-)
+MASK = np.array([[0, 1, 1], [1, 1, 0], [1, 0, 1], [0, 0, 1], [1, 1, 1], [1, 0, 0], [0, 1, 1]], bool)
 # At the first step, at the last, twice in a row, and where the mask or the lengths hide it.
 RESETS = np.array(
     [[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1], [1, 0, 1], [0, 1, 0]], bool

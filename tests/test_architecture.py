@@ -27,8 +27,14 @@ ROOMS = {
     "jaxrnn/nnx.py": ({"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.recurrence"}, {"jax", "flax"}),
     "jaxrnn/linen.py": ({"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.recurrence"}, {"jax", "flax"}),
     "jaxrnn/models": (
-        {"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.nnx", "jaxrnn.models", "jaxrnn.precision",
-         "jaxrnn.recurrence"},
+        {
+            "jaxrnn._typing",
+            "jaxrnn.cells",
+            "jaxrnn.nnx",
+            "jaxrnn.models",
+            "jaxrnn.precision",
+            "jaxrnn.recurrence",
+        },
         {"jax", "flax"},
     ),
     "jaxrnn/data": ({"jaxrnn.data"}, None),
@@ -48,7 +54,10 @@ ONLY_IN = {
     "pallas_kernels": ("jaxrnn/recurrence/fused.py", "pallas_kernels"),
     # The commands stand above the trainer; `jaxrnn.load` is its only way in, and lazy.
     "jaxrnn.train": (
-        "jaxrnn/train", "jaxrnn/evaluate.py", "jaxrnn/generate.py", "jaxrnn/__init__.py",
+        "jaxrnn/train",
+        "jaxrnn/evaluate.py",
+        "jaxrnn/generate.py",
+        "jaxrnn/__init__.py",
     ),
     "torch": ("jaxrnn/convert",),
     "tensorflow": (),
@@ -108,9 +117,21 @@ def test_the_files_are_found():
 
 
 HEAVY = (
-    "optax", "orbax", "tensorflow_datasets", "tensorflow", "matplotlib", "triton", "grain",
-    "jax.experimental.pallas", "torch", "ml_collections", "absl.flags.argparse_flags",
-    "jaxrnn.train", "jaxrnn.data", "jaxrnn.models", "pallas_kernels",
+    "optax",
+    "orbax",
+    "tensorflow_datasets",
+    "tensorflow",
+    "matplotlib",
+    "triton",
+    "grain",
+    "jax.experimental.pallas",
+    "torch",
+    "ml_collections",
+    "absl.flags.argparse_flags",
+    "jaxrnn.train",
+    "jaxrnn.data",
+    "jaxrnn.models",
+    "pallas_kernels",
 )
 
 

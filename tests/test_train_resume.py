@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import signal
 
 import orbax.checkpoint as ocp
@@ -16,7 +17,7 @@ from train_helpers import (
     write_corpus,
 )
 
-from jaxrnn.train.checkpoint import Checkpoints
+from jaxrnn.train.errors import UserError
 from jaxrnn.train.loop import run
 from jaxrnn.train.state import Progress
 
@@ -110,12 +111,23 @@ def test_a_finished_run_changes_nothing(data, tmp_path, capsys):
     assert before == after
 
 
-def test_a_best_checkpoint_from_the_future_is_forgotten(data, tmp_path):
-    """Killed between saving the best and the state of the same step."""
+def test_killed_between_the_state_and_the_best(data, tmp_path):
+    config = tiny_config(data, tmp_path / "run", run__steps=17)
+    run(config)
+    best = tmp_path / "run" / "checkpoints" / "best"
+    shutil.rmtree(best / "17")
+    assert run(tiny_config(data, tmp_path / "run", run__steps=18)).progress.best_loss is not None
+    assert (best / "17").is_dir()
+
+
+def test_a_best_checkpoint_without_its_state_is_made_again(data, tmp_path):
     config = tiny_config(data, tmp_path / "run", run__steps=20)
-    progress = run(config).progress
-    with Checkpoints(tmp_path / "run", 2, {}) as checkpoints:
-        progress.step -= 1
-        checkpoints.forget_best_after(progress)
-        assert progress.best_step == 20
-        assert progress.best_loss is None
+    run(config)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    shutil.rmtree(checkpoints / "latest" / "20")
+    assert run(config).progress.best_step == 20
+    assert sorted(p.name for p in (checkpoints / "best").iterdir()) == ["17", "20"]
+    shutil.rmtree(checkpoints / "latest")
+    with pytest.raises(UserError, match="none to go on from"):
+        run(config)
+    assert (checkpoints / "best" / "20").is_dir()

@@ -47,8 +47,13 @@ peephole_lstm = Cell(
     h_gates=GATES,
     state_type=LSTMState,
     init_params=random_params(
-        {"w_x": ("I", 4, "H"), "r": ("H", 4, "H"), "b": (4, "H"), "peepholes": (3, "H"),
-         "start": (2, "H")}
+        {
+            "w_x": ("I", 4, "H"),
+            "r": ("H", 4, "H"),
+            "b": (4, "H"),
+            "peepholes": (3, "H"),
+            "start": (2, "H"),
+        }
     ),
     init_state=lambda params, batch, dtype: LSTMState(
         *(jnp.tile(row, (batch, 1)).astype(dtype) for row in params["start"])

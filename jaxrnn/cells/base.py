@@ -62,7 +62,9 @@ class Cell(NamedTuple):
     gates: Callable[[dict[str, Array], State, Mapping[str, Array]], tuple[Array, dict[str, Array]]]
     sigmoid_gates: tuple[str, ...] = ()
     tanh_gates: tuple[str, ...] = ()
-    step: Callable[[dict[str, Array], State, LoopWeights], tuple[Array, dict[str, Array]]] | None = None
+    step: (
+        Callable[[dict[str, Array], State, LoopWeights], tuple[Array, dict[str, Array]]] | None
+    ) = None
 
     @property
     def shared_gates(self) -> int:
@@ -81,7 +83,9 @@ def affine_inputs(params: Params, x: Array) -> Array:
     return x_pre + params["b"] if "b" in params else x_pre
 
 
-def per_gate(init: Initializer, key: Key, rows: int, gates: int, columns: int, dtype: DTypeLike) -> Array:
+def per_gate(
+    init: Initializer, key: Key, rows: int, gates: int, columns: int, dtype: DTypeLike
+) -> Array:
     """Initializes ``[rows, gates, columns]`` gate by gate, as the matrices of the equations are."""
     keys = jax.random.split(key, gates)
     return jnp.stack([init(k, (rows, columns), dtype) for k in keys], axis=1)

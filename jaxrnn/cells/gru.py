@@ -55,8 +55,8 @@ def gru(
     With ``reset_after=False`` the published form, :math:`n = \tanh(W_n x + b_n + R_n (r \odot h))`,
     which runs on the scan only. The roles of ``z`` and ``1 - z`` are those of ``torch.nn.GRU``.
 
-    Parameters: ``w_x [I, 3, H]``, ``r [H, 3, H]``, ``b [3, H]`` and, with the reset after the matmul,
-    ``b_hn [H]``; gates in the order r, z, n.
+    Parameters: ``w_x [I, 3, H]``, ``r [H, 3, H]``, ``b [3, H]`` and, with the reset after the
+    matmul, ``b_hn [H]``; gates in the order r, z, n.
 
     Args:
         reset_after: the reset gate is applied after the matmul (as in cuDNN) or before it.

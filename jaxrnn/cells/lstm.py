@@ -43,8 +43,8 @@ def lstm(
         c' &= f \odot c + i \odot g \\
         h' &= o \odot \tanh(c')
 
-    Parameters: ``w_x [I, 4, H]``, ``r [H, 4, H]``, ``b [4, H]``; gates in the order i, f, g, o, that
-    of ``torch.nn.LSTM`` (whose two biases are summed here).
+    Parameters: ``w_x [I, 4, H]``, ``r [H, 4, H]``, ``b [4, H]``; gates in the order i, f, g, o,
+    that of ``torch.nn.LSTM`` (whose two biases are summed here).
 
     Args:
         use_bias: whether there is a ``b``.

@@ -105,8 +105,6 @@ def sru(
         init_params=init_params,
         init_state=init_state,
         project_inputs=project_inputs,
-        loop_weights=lambda params: LoopWeights(
-            vectors={"f": params["v"][0], "r": params["v"][1]}
-        ),
+        loop_weights=lambda params: LoopWeights(vectors={"f": params["v"][0], "r": params["v"][1]}),
         gates=sru_gates,
     )

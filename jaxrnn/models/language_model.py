@@ -86,7 +86,9 @@ class LanguageModel(nnx.Module):
         if softmax not in ("adaptive", "full"):
             raise ValueError(f'softmax should be "adaptive" or "full", got {softmax!r}')
         kept: dict[str, Any] = {"param_dtype": param_dtype, "rngs": rngs}
-        groups: dict[str, Any] = {"cutoffs": cutoffs, "div_value": div_value} if softmax == "adaptive" else {}
+        groups: dict[str, Any] = (
+            {"cutoffs": cutoffs, "div_value": div_value} if softmax == "adaptive" else {}
+        )
         self.embedding = WordVectors(
             vocabulary_size, embed_features, **(groups if tied else {}), **kept
         )

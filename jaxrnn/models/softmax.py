@@ -20,7 +20,7 @@ CHUNK_LOGITS = 2**19
 def weighted_nll(
     features: Array, table: Array, bias: Array, targets: Array, weights: Array
 ) -> Array:
-    """``sum_n weights[n] * (logsumexp(z[n]) - z[n, targets[n]])``, ``z = features @ table.T + bias``.
+    """``sum_n weights[n] (logsumexp(z[n]) - z[n, targets[n]])``, ``z = features @ table.T + bias``.
 
     Logits are made chunk by chunk of tokens, never all at once. Where a gradient is asked for, the
     same pass makes it, since the loss is a sum: three matmuls a chunk and no logits computed
@@ -197,7 +197,9 @@ class Softmax(nnx.Module):
         self.words = words
         tails = len(words.cuts) - 2
         self.bias = nnx.Param(jnp.zeros((words.cuts[-1],), param_dtype))
-        self.group_table = nnx.data(new_table(rngs, tails, features, param_dtype) if tails else None)
+        self.group_table = nnx.data(
+            new_table(rngs, tails, features, param_dtype) if tails else None
+        )
         self.group_bias = nnx.data(nnx.Param(jnp.zeros((tails,), param_dtype)) if tails else None)
 
     def loss(self, features: Array, targets: Array, weights: Array) -> Array:

@@ -91,9 +91,7 @@ def recurrence(
                 cell, weights, x_pre, state, restart, mask, resets, reverse=reverse
             )
         else:
-            y, state = time_loop(
-                cell, keep, reverse, weights, x_pre, state, restart, mask, resets
-            )
+            y, state = time_loop(cell, keep, reverse, weights, x_pre, state, restart, mask, resets)
         return state, y
 
     if remat == "chunk":
@@ -101,6 +99,8 @@ def recurrence(
         piece = jax.checkpoint(piece, prevent_cse=False)
     else:
         x_pre = jax.eval_shape(cell.project_inputs, params, x)
-        chunk = chunks.that_stays_in_cache(steps, x_pre.size * x_pre.dtype.itemsize)
+        weight_bytes = sum(p.nbytes for p in jax.tree.leaves(params))
+        x_pre_bytes = x_pre.size * x_pre.dtype.itemsize
+        chunk = chunks.that_stays_in_cache(steps, x_pre_bytes, weight_bytes)
     state, y = chunks.scan(piece, state, (x, mask, resets), chunk, reverse=reverse)
     return y, state

@@ -21,8 +21,10 @@ def inputs(x: Array) -> tuple[int, int]:
 def state(cell: Cell, given: State, wanted: State) -> State:
     """A given state in the type, shapes and dtypes of the wanted one."""
     fields = wanted._fields
-    if not isinstance(given, tuple) or getattr(given, "_fields", fields) != fields or (
-        len(given) != len(fields)
+    if (
+        not isinstance(given, tuple)
+        or getattr(given, "_fields", fields) != fields
+        or (len(given) != len(fields))
     ):
         raise ValueError(
             f"the state of {cell.name} should be {type(wanted).__name__}{fields}, "

@@ -14,11 +14,22 @@ from jaxrnn._typing import Array, State
 CPU_CACHE_BYTES = 4 * 2**20
 
 
-def that_stays_in_cache(steps: int, total_bytes: int) -> int:
-    """Steps a chunk, so that ``total_bytes`` over ``steps`` fall in pieces that a cache holds."""
-    if jax.default_backend() != "cpu" or total_bytes <= CPU_CACHE_BYTES:
+def that_stays_in_cache(steps: int, activation_bytes: int, weight_bytes: int) -> int:
+    """How many steps a chunk should have on this device.
+
+    Args:
+        steps: T.
+        activation_bytes: of the input projection of all steps.
+        weight_bytes: of the parameters. Each chunk reads them and adds to their gradients, which
+            pays only where the chunk is not the smaller of the two.
+
+    Returns:
+        T itself where there is nothing to gain.
+    """
+    budget = max(CPU_CACHE_BYTES, weight_bytes)
+    if jax.default_backend() != "cpu" or activation_bytes <= budget:
         return max(steps, 1)
-    return even_chunk(steps, max(1, CPU_CACHE_BYTES * steps // total_bytes))
+    return even_chunk(steps, max(1, budget * steps // activation_bytes))
 
 
 def even_chunk(steps: int, at_most: int) -> int:
@@ -53,9 +64,7 @@ def scan(
     count, rest = divmod(steps, chunk)
     if count <= 1 and not rest:
         return piece(state, inputs)
-    whole = jax.tree.map(
-        lambda a: a[: count * chunk].reshape(count, chunk, *a.shape[1:]), inputs
-    )
+    whole = jax.tree.map(lambda a: a[: count * chunk].reshape(count, chunk, *a.shape[1:]), inputs)
     tail = jax.tree.map(lambda a: a[count * chunk :], inputs)
     y_tail = None
     if rest and reverse:

@@ -117,6 +117,11 @@ class Stack(NamedTuple):
             axes = "[T, B, I]" if self.time_major else "[B, T, I]"
             raise ValueError(f"x should be {axes}, three axes, got shape {jnp.shape(x)}")
         if not self.time_major:
+            for name, flags in (("mask", mask), ("resets", resets)):
+                if flags is not None and jnp.shape(flags) != x.shape[:2]:
+                    raise ValueError(
+                        f"{name} should be [B, T] = {x.shape[:2]}, got {jnp.shape(flags)}"
+                    )
             x, mask, resets = (
                 None if a is None else jnp.swapaxes(jnp.asarray(a), 0, 1) for a in (x, mask, resets)
             )
@@ -141,7 +146,11 @@ class Stack(NamedTuple):
                 )
                 for direction, start in zip(self.directions, given, strict=True)
             ]
-            x = jnp.concatenate([y for y, _ in outputs], axis=-1) if self.bidirectional else outputs[0][0]
+            x = (
+                jnp.concatenate([y for y, _ in outputs], axis=-1)
+                if self.bidirectional
+                else outputs[0][0]
+            )
             finals.append(self._join([final for _, final in outputs]))
         return x if self.time_major else jnp.swapaxes(x, 0, 1), tuple(finals)
 

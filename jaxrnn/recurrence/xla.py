@@ -70,7 +70,9 @@ def gate_inputs(cell: Cell, weights: LoopWeights, x: Gates, h: Array | None) -> 
     if cell.h_gates:
         r = weights.r
         columns = matmul(h, r.reshape(r.shape[0], -1))
-        for name, column in zip(cell.h_gates, jnp.split(columns, len(cell.h_gates), -1), strict=True):
+        for name, column in zip(
+            cell.h_gates, jnp.split(columns, len(cell.h_gates), -1), strict=True
+        ):
             pre[name] = pre[name] + column if name in pre else column
     for name in cell.sigmoid_gates:
         pre[name] = jax.nn.sigmoid(pre[name])
@@ -193,6 +195,7 @@ def backward(
     """
     dtype = dy.dtype
     block_names = cell.h_gates or cell.x_gates
+    vectors = jax.tree.map(at_least_float32, weights.vectors)  # their gradients are summed over T
     r_transposed = None if weights.r is None else weights.r.reshape(weights.r.shape[0], -1).T
 
     def step(carry, inputs):
@@ -204,7 +207,7 @@ def backward(
         drest = dnew._asdict()
         if "h" in drest:
             doutput = doutput + drest.pop("h")
-        (output, _), pull = jax.vjp(cell.gates, gates, start, weights.vectors)
+        (output, _), pull = jax.vjp(cell.gates, gates, start, vectors)
         dgates, dstart, dvector = pull(
             (doutput if weights.p is None else matmul(doutput, weights.p.T), drest)
         )
@@ -225,13 +228,14 @@ def backward(
         dvectors = jax.tree.map(jnp.add, dvectors, dvector)
         return (select(mask, dstart, dstate), dvectors, drestart), emitted
 
-    zeros = jax.tree.map(jnp.zeros_like, (weights.vectors, restart))
+    zeros = jax.tree.map(jnp.zeros_like, (vectors, restart))
     carry = (dfinal, *zeros)
     inputs = (history.gates, history.start, mask, resets, dy)
     (dstate, dvectors, drestart), d = lax.scan(step, carry, inputs, reverse=not reverse)
 
     steps, batch, _ = dy.shape
     hidden = d.block.shape[-1] // len(block_names)
+    dvectors = jax.tree.map(lambda d, v: d.astype(v.dtype), dvectors, weights.vectors)
     dr = dp = None
     if weights.r is not None:
         dr = sum_of_products(history.start.h, d.block, weights.r)

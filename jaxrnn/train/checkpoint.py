@@ -59,7 +59,12 @@ class Checkpoints:
         self._save("latest", progress, state=state)
 
     def save_best(self, params: Any, progress: Progress) -> None:
-        """Saves the parameters as the best so far; the best before them stays too."""
+        """Saves the parameters as the best so far; the best before them stays too.
+
+        First the latest state has to be on disk, so that there is never a best one without it.
+        """
+        with full_disk_said(self._folders["latest"]):
+            self._managers["latest"].wait_until_finished()
         self._save("best", progress, params=params)
 
     def _save(self, which: str, progress: Progress, **arrays: Any) -> None:
@@ -101,16 +106,22 @@ class Checkpoints:
         folder = newest(self._folders["best"])
         return None if folder is None else restore(folder, "params", like)
 
-    def forget_best_after(self, progress: Progress) -> None:
-        """Makes the best checkpoint and a restored `progress` agree.
+    def align_best(self, params: Any, progress: Progress) -> None:
+        """Makes the best checkpoint agree with a restored state.
 
-        A run killed after it saved its best and before it saved the state of the same step comes
-        by that step again. The best before it is still there for this reason.
+        Args:
+            params: the state's parameters. They are the best ones where the run was killed after it
+                saved the state and before it saved the best.
+            progress: the state's progress. It forgets a best loss whose checkpoint is lost.
         """
         manager = self._managers["best"]
         for step in [step for step in manager.all_steps() if step > progress.step]:
             manager.delete(step)
-        if progress.best_step not in manager.all_steps():
+        if progress.best_loss is None or progress.best_step in manager.all_steps():
+            return
+        if progress.best_step == progress.step:
+            self.save_best(params, progress)
+        else:
             progress.best_loss = None
 
     def wait(self) -> None:
@@ -135,9 +146,9 @@ class Checkpoints:
                 manager.close()
 
 
-def has_checkpoint(directory: pathlib.Path) -> bool:
-    """Tells whether a run's directory holds a complete checkpoint that it can go on from."""
-    return newest(directory / "checkpoints" / "latest") is not None
+def has_checkpoint(directory: pathlib.Path, which: str) -> bool:
+    """Tells whether a run's directory holds a complete checkpoint, "latest" or "best"."""
+    return newest(directory / "checkpoints" / which) is not None
 
 
 def find_params(directory: pathlib.Path) -> pathlib.Path:

@@ -64,7 +64,7 @@ def run(config: Config) -> Outcome:
             live.say(f"this run is finished, nothing changes; see {directory / report.NAME}")
             return Outcome(directory, progress)
         greet(live, checkpoints, directory, progress)
-        checkpoints.forget_best_after(progress)
+        checkpoints.align_best(state.params, progress)
         rundir.write(directory, about, corpus.vocabulary)
         report.remove(directory)
         records = stack.enter_context(Records(directory, progress.step, config.run.tensorboard))
@@ -75,7 +75,7 @@ def run(config: Config) -> Outcome:
         while not stop.number and not finish_reason(config.run, progress):
             state, metrics = train_step(state, next(stream))
             epoch_over = progress.advance(stream.position)
-            validate = epoch_over or progress.step == config.run.steps
+            validate, best = epoch_over or progress.step == config.run.steps, False
             meter.add(metrics)
             if progress.step % config.run.log_every == 0:
                 live.training(meter.record_training(stream.waited))
@@ -86,12 +86,12 @@ def run(config: Config) -> Outcome:
                 live.validation(record, best)
                 state = cut_rate(config.optimizer, state, progress)
                 meter.restart_speed(stream.waited)
-                if best:
-                    checkpoints.save_best(state.params, progress)
             if validate or progress.step % config.run.checkpoint_every == 0:
                 # Fetches the losses first: what is not finite is never saved.
                 meter.collect()
                 checkpoints.save_latest(state, progress)
+            if best:
+                checkpoints.save_best(state.params, progress)
 
         if stop.number:
             meter.collect()
@@ -119,13 +119,18 @@ def open_directory(config: Config, corpus: Corpus, about: rundir.About) -> pathl
         UserError: it holds another run, or any run where `run.resume` is off.
     """
     directory = rundir.run_directory(config, corpus)
-    if has_checkpoint(directory):
+    if has_checkpoint(directory, "latest"):
         if not config.run.resume:
             raise UserError(
                 f"{directory} already holds a run; set config.run.resume=True to go on with it, "
                 "or start another one with --config.run.dir"
             )
         rundir.check_same_run(directory, about, corpus.vocabulary)
+    elif has_checkpoint(directory, "best"):
+        raise UserError(
+            f"{directory} has the best checkpoint of a run and none to go on from; start another "
+            "run with --config.run.dir"
+        )
     return directory
 
 
