@@ -7,7 +7,18 @@ from jaxrnn.cells import Cell, LoopWeights
 from jaxrnn.nnx import GRU, LSTM, RNN, SRU, Elman
 from jaxrnn.recurrence.api import recurrence
 
-__all__ = ["GRU", "LSTM", "RNN", "SRU", "Cell", "Elman", "LoopWeights", "cells", "load", "recurrence"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "SRU",
+    "Cell",
+    "Elman",
+    "LoopWeights",
+    "cells",
+    "load",
+    "recurrence",
+]
 
 
 def __getattr__(name: str) -> Any:

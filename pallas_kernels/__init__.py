@@ -1,0 +1,1 @@
+"""Fused kernels for the time loop: arrays in, arrays out. Not written yet."""

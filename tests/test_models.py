@@ -152,7 +152,9 @@ def test_state_passes_from_window_to_window(cell):
     assert_close(state, final, jnp.float32, 16)
     # With lengths the state stops where a lane does.
     lengths = jnp.full(BATCH, 2)
-    assert_close(model.features(inputs, lengths=lengths)[1], model.features(inputs[:2])[1], jnp.float32, 16)
+    assert_close(
+        model.features(inputs, lengths=lengths)[1], model.features(inputs[:2])[1], jnp.float32, 16
+    )
 
 
 def test_dropout_draws_from_the_key_of_the_call():

@@ -286,7 +286,9 @@ def test_a_projection_above_the_cache_size_is_made_in_pieces(monkeypatch):
 
     want = run(problem.x)
     monkeypatch.setattr(chunks, "CPU_CACHE_BYTES", 3 * B * 3 * H * 4)
-    assert chunks.that_stays_in_cache(T, T * B * 3 * H * 4) == 3
+    weight_bytes = sum(p.nbytes for p in jax.tree.leaves(problem.params))
+    assert chunks.that_stays_in_cache(T, T * B * 3 * H * 4, weight_bytes) == 3
+    assert chunks.that_stays_in_cache(T, T * B * 3 * H * 4, T * B * 3 * H * 4) == T
     loops = list(eqns(jax.make_jaxpr(run)(problem.x).jaxpr, "scan"))
     assert [loop.params["length"] for loop in loops] == [2, 3, 1]
     assert_close(run(problem.x), want, np.float32, size=T * H)

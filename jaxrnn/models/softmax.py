@@ -237,7 +237,7 @@ class Softmax(nnx.Module):
         """(features, table, bias) of the head, with an entry for each other group, and of those."""
         (x, table), *tails = self.words.groups(features)
         bias, *tail_biases = jnp.split(self.bias[...], self.words.cuts[1:-1])
-        if self.group_table is not None:
+        if self.group_table is not None and self.group_bias is not None:
             table = jnp.concatenate([table, self.group_table[...].astype(table.dtype)])
             bias = jnp.concatenate([bias, self.group_bias[...]])
         return [(x, table, bias), *((*t, b) for t, b in zip(tails, tail_biases, strict=True))]

@@ -82,6 +82,7 @@ def recurrence(
     keep = "states" if remat == "gates" else "gates"
     restart = None if resets is None else initial
     weights = cell.loop_weights(params)
+    checks.cell(cell, weights)
 
     def piece(state: State, inputs: Any) -> tuple[State, Array]:
         x, mask, resets = inputs
@@ -91,7 +92,11 @@ def recurrence(
                 cell, weights, x_pre, state, restart, mask, resets, reverse=reverse
             )
         else:
-            y, state = time_loop(cell, keep, reverse, weights, x_pre, state, restart, mask, resets)
+            # pyright does not see through custom_vjp.
+            result: Any = time_loop(
+                cell, keep, reverse, weights, x_pre, state, restart, mask, resets
+            )
+            y, state = result
         return state, y
 
     if remat == "chunk":

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from jaxrnn._typing import Array, ArrayLike, State
-from jaxrnn.cells.base import Cell
+from jaxrnn.cells.base import Cell, LoopWeights
 
 
 def inputs(x: Array) -> tuple[int, int]:
@@ -16,6 +16,31 @@ def inputs(x: Array) -> tuple[int, int]:
             "token ids go through an embedding first, for example flax.nnx.Embed"
         )
     return x.shape[0], x.shape[1]
+
+
+def cell(cell: Cell, weights: LoopWeights) -> None:
+    """Refuses a cell that does not keep to the contract of `jaxrnn.Cell`."""
+    shared = cell.shared_gates
+    if cell.x_gates[:shared] != cell.h_gates[:shared]:
+        raise ValueError(
+            f"the gates that {cell.name} has both in x_gates and h_gates should come first, in one "
+            f"order, in both, got {cell.x_gates} and {cell.h_gates}"
+        )
+    names = set(cell.x_gates + cell.h_gates)
+    if unknown := [g for g in cell.sigmoid_gates + cell.tanh_gates if g not in names]:
+        raise ValueError(f"{cell.name} activates {unknown[0]!r}, which is none of its gates")
+    if not cell.h_gates:
+        return
+    if "h" not in cell.state_names or weights.r is None:
+        raise ValueError(
+            f"{cell.name} has h_gates, so it needs a field h in its state_type and a matrix r in "
+            "its loop_weights"
+        )
+    if weights.r.ndim != 3 or weights.r.shape[1] != len(cell.h_gates):
+        raise ValueError(
+            f"r of {cell.name} should be [S, Gh, H] with Gh = {len(cell.h_gates)}, "
+            f"got {weights.r.shape}"
+        )
 
 
 def state(cell: Cell, given: State, wanted: State) -> State:

@@ -122,9 +122,8 @@ class Stack(NamedTuple):
                     raise ValueError(
                         f"{name} should be [B, T] = {x.shape[:2]}, got {jnp.shape(flags)}"
                     )
-            x, mask, resets = (
-                None if a is None else jnp.swapaxes(jnp.asarray(a), 0, 1) for a in (x, mask, resets)
-            )
+            x = jnp.swapaxes(x, 0, 1)
+            mask, resets = (None if a is None else jnp.asarray(a).T for a in (mask, resets))
         finals = []
         for index, layer in enumerate(self.layers(params)):
             if index and dropout_key is not None:

@@ -49,9 +49,7 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "remat": Option(
             "", "what backward recomputes; empty: by device", ("", "none", "gates", "chunk")
         ),
-        "implementation": Option(
-            "", "who runs the time loop; empty: by device", ("", "xla", "pallas")
-        ),
+        "implementation": Option("", "who runs the time loop; empty: by device", ("", "xla")),
     },
     "optimizer": {
         "name": Option("adam", "the update rule", choices=("adam", "adamw", "sgd")),
