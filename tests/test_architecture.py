@@ -47,7 +47,15 @@ ONLY_IN = {
     "tensorflow_datasets": ("jaxrnn/data/wikitext.py",),
     "grain": ("jaxrnn/data",),
     "array_record": ("jaxrnn/data",),
-    "flax": ("jaxrnn/nnx.py", "jaxrnn/linen.py", "jaxrnn/models", "jaxrnn/train"),
+    # The two commands run a trained model, so they split and merge it.
+    "flax": (
+        "jaxrnn/nnx.py",
+        "jaxrnn/linen.py",
+        "jaxrnn/models",
+        "jaxrnn/train",
+        "jaxrnn/evaluate.py",
+        "jaxrnn/generate.py",
+    ),
     "optax": ("jaxrnn/train",),
     "matplotlib": ("jaxrnn/train",),
     "jax.experimental.pallas": ("pallas_kernels/backend.py",),
