@@ -9,6 +9,7 @@ from flax import linen as nn
 from jaxrnn import cells
 from jaxrnn._typing import Array, ArrayLike, DTypeLike, Initializer
 from jaxrnn.cells.base import Cell
+from jaxrnn.recurrence import checks
 from jaxrnn.recurrence.api import Remat
 from jaxrnn.recurrence.stack import Stack
 
@@ -98,6 +99,7 @@ class Layers(nn.Module):
 
     @nn.compact
     def _parameters(self, x: Array) -> dict[str, Any]:
+        checks.floating(x)
         stack, features, params = self._stack(), jnp.shape(x)[-1], {}
         for index in range(self.num_layers):
             name = f"layer_{index}"

@@ -8,6 +8,7 @@ from flax import nnx
 from jaxrnn import cells
 from jaxrnn._typing import Array, ArrayLike, DTypeLike, Initializer
 from jaxrnn.cells.base import Cell
+from jaxrnn.recurrence import checks
 from jaxrnn.recurrence.api import Remat
 from jaxrnn.recurrence.stack import Stack
 
@@ -151,6 +152,7 @@ class RNN(nnx.Module):
         return {name: as_arrays(getattr(self, name)) for name in layers}
 
     def _check_features(self, x: Array) -> None:
+        checks.floating(x)
         if jnp.shape(x)[-1:] != (self.in_features,):
             raise ValueError(
                 f"the last axis of x should be in_features = {self.in_features}, "

@@ -357,6 +357,8 @@ def test_bad_layers_and_arguments_are_named():
         jaxrnn.GRU(I, H, num_layers=0, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"dropout should be between 0 and 1, got 1\.5"):
         linen.GRU(H, dropout=1.5).init(KEY, inputs(B, T, I))
+    with pytest.raises(TypeError, match="embedding"):
+        linen.GRU(H).init(KEY, np.zeros((B, T), np.int32))
     with pytest.raises(TypeError, match="layers"):
         jaxrnn.GRU(I, H, layers=2, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="initialize_state needs the parameters"):
@@ -366,6 +368,7 @@ def test_bad_layers_and_arguments_are_named():
     x, state = inputs(B, T, I), layer.initialize_state(B)
     refused(ValueError, r"x should be \[B, T, I\]", x[0])
     refused(TypeError, "embedding", np.zeros((B, T, I), np.int32))
+    refused(TypeError, "embedding", np.zeros((B, T), np.int32))
     refused(ValueError, "tuple over 2 layers", x, state[:1])
     refused(ValueError, "LSTMState", x, state[0])
     refused(ValueError, r"state\.h of lstm should be", x, layer.initialize_state(B + 1))

@@ -6,15 +6,20 @@ from jaxrnn._typing import Array, ArrayLike, State
 from jaxrnn.cells.base import Cell, LoopWeights
 
 
-def inputs(x: Array) -> tuple[int, int]:
-    """T and B of an input ``[T, B, I]``."""
-    if jnp.ndim(x) != 3:
-        raise ValueError(f"x should be [T, B, I], three axes, got shape {jnp.shape(x)}")
-    if not jnp.issubdtype(x.dtype, jnp.floating):
+def floating(x: Array) -> None:
+    """Refuses inputs that are no features; token ids, of any shape, are the usual case."""
+    if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         raise TypeError(
-            f"x should be floating point features [T, B, I], got {x.dtype}; "
+            f"x should be floating point features, got {jnp.result_type(x)}; "
             "token ids go through an embedding first, for example flax.nnx.Embed"
         )
+
+
+def inputs(x: Array) -> tuple[int, int]:
+    """T and B of an input ``[T, B, I]``."""
+    floating(x)
+    if jnp.ndim(x) != 3:
+        raise ValueError(f"x should be [T, B, I], three axes, got shape {jnp.shape(x)}")
     return x.shape[0], x.shape[1]
 
 

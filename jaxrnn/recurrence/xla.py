@@ -252,7 +252,7 @@ def backward(
 
 
 def sum_of_products(a: Array, b: Array, like: Array) -> Array:
-    """``sum_tb a[t, b, :] b[t, b, :]`` as one matmul, in the shape and dtype of a weight."""
+    """``sum_tb a[t, b, i] b[t, b, j]`` as one matmul, in the shape and dtype of a weight."""
     a, b = (v.reshape(-1, v.shape[-1]).astype(like.dtype) for v in (a, b))
     product = jnp.matmul(a.T, b, preferred_element_type=accumulator(like.dtype))
     return product.reshape(like.shape).astype(like.dtype)
