@@ -76,7 +76,7 @@ def tiny_flags(data: pathlib.Path, run_dir: pathlib.Path, **overrides: Any) -> l
     return ["--config", "wikitext", *(f"--config.{name}={value}" for name, value in values.items())]
 
 
-def command(module: str, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess:
+def command(module: str, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess:
     """Runs `python -m module arguments` as a user would."""
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -112,7 +112,7 @@ def stop_at(process: subprocess.Popen, run_dir: pathlib.Path, step: int, number:
             process.send_signal(number)
             break
         time.sleep(0.01)
-    out, _ = process.communicate(timeout=240)
+    out, _ = process.communicate(timeout=900)
     return process.returncode, out
 
 
