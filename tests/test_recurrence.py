@@ -285,7 +285,7 @@ def test_a_projection_above_the_cache_size_is_made_in_pieces(monkeypatch):
         return recurrence(problem.row.cell, problem.params, x, problem.state, **problem.options)
 
     want = run(problem.x)
-    monkeypatch.setattr(chunks, "CPU_CACHE_BYTES", 3 * B * 3 * H * 4)
+    monkeypatch.setattr(chunks, "CPU_CACHE_BYTES", 2 * B * 3 * H * 4)
     weight_bytes = sum(p.nbytes for p in jax.tree.leaves(problem.params))
     assert chunks.that_stays_in_cache(T, T * B * 3 * H * 4, weight_bytes) == 3
     assert chunks.that_stays_in_cache(T, T * B * 3 * H * 4, T * B * 3 * H * 4) == T

@@ -70,10 +70,13 @@ def tiny_config(data: pathlib.Path, run_dir: pathlib.Path, **overrides: Any) -> 
 
 
 def tiny_flags(data: pathlib.Path, run_dir: pathlib.Path, **overrides: Any) -> list[str]:
-    """Returns the same as arguments of the command line, after `--config wikitext`."""
+    """Returns the same as arguments of the command line, with a config file of the defaults."""
+    defaults = data / "defaults.py"
+    defaults.write_text("from jaxrnn.train.config import get_default_config as get_config\n")
     values = OVERRIDES | {"data.dir": str(data), "run.dir": str(run_dir)}
     values |= {name.replace("__", "."): value for name, value in overrides.items()}
-    return ["--config", "wikitext", *(f"--config.{name}={value}" for name, value in values.items())]
+    flags = [f"--config.{name}={value}" for name, value in values.items()]
+    return ["--config", str(defaults), *flags]
 
 
 def command(module: str, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess:

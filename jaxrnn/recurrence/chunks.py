@@ -1,5 +1,6 @@
 """A long recurrence as a scan over shorter ones."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,10 +27,10 @@ def that_stays_in_cache(steps: int, activation_bytes: int, weight_bytes: int) ->
     Returns:
         T itself where there is nothing to gain.
     """
-    budget = max(CPU_CACHE_BYTES, weight_bytes)
-    if jax.default_backend() != "cpu" or activation_bytes <= budget:
+    pieces = round(activation_bytes / max(CPU_CACHE_BYTES, weight_bytes))
+    if jax.default_backend() != "cpu" or pieces <= 1:
         return max(steps, 1)
-    return even_chunk(steps, max(1, budget * steps // activation_bytes))
+    return even_chunk(steps, math.ceil(steps / pieces))
 
 
 def even_chunk(steps: int, at_most: int) -> int:
