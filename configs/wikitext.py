@@ -4,7 +4,8 @@
 
 FOLDER holds wikitext-2/{train,valid,test}.txt; without it the text is downloaded.
 
-Expected: validation perplexity FIGURE after EPOCHS epochs, in MINUTES minutes on 2 CPU cores.
+Seen: validation perplexity 103.5, test 97.4, in 69 minutes on 2 CPU cores
+(docs/results/wikitext-2-cpu.md).
 """
 
 from ml_collections import ConfigDict

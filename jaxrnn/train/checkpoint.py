@@ -8,10 +8,10 @@ all that the run needs to go on, and `checkpoints/best/<step>` with `params`, `p
 import contextlib
 import dataclasses
 import gc
-import io
 import json
 import pathlib
 import shutil
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -299,14 +299,17 @@ def _check_same_leaves(folder: pathlib.Path, wanted: Any, found: Any) -> None:
 def _quietly(read: Callable[[], Any]) -> Any:
     """Returns what a reader returns, or None where it fails.
 
-    A failing reader of Orbax leaves threads and coroutines that print tracebacks of their own,
-    the last ones when they are collected; the user gets one sentence instead.
+    A failing reader of Orbax leaves threads and coroutines whose own errors Python prints, the last
+    ones when they are collected; the user gets one sentence instead.
     """
-    with contextlib.redirect_stderr(io.StringIO()):
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    try:
         # The exception holds those coroutines, so it has to be gone before they can be collected.
         with contextlib.suppress(Exception):
             return read()
         gc.collect()
+    finally:
+        sys.unraisablehook = hook
     return None
 
 
