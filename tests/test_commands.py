@@ -1,5 +1,7 @@
 """Every command as a user runs it, in a process of its own."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -124,6 +126,13 @@ def test_generate_refuses_an_unknown_word_with_suggestions(trained):
 @pytest.mark.parametrize("module", ["jaxrnn.evaluate", "jaxrnn.generate"])
 def test_a_folder_that_is_no_run_is_refused(module, tmp_path):
     assert_refused(module, ["--checkpoint", str(tmp_path)], "no training run")
+
+
+def test_a_damaged_checkpoint_is_one_sentence(trained, tmp_path):
+    shutil.copytree(trained[1], tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints" / "best").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[:50])
+    assert_refused("jaxrnn.generate", ["--checkpoint", str(tmp_path / "run")], "is damaged")
 
 
 def test_evaluate_refuses_another_text(trained, tmp_path):

@@ -270,7 +270,7 @@ def test_weight_gradients_are_single_matmuls_after_the_loop(name, remat, kept):
     forward, backward = eqns(jaxpr, "scan")
     assert len(forward.outvars) - forward.params["num_carry"] == 1 + kept
     (product,) = eqns(backward.params["jaxpr"].jaxpr, "dot_general")
-    assert [v.aval.shape for v in product.invars] == [(B, gates * H), (gates * H, H)]
+    assert [v.aval.shape for v in product.invars] == [(B, gates * H), (H, gates * H)]
     bodies = [loop.params["jaxpr"].jaxpr for loop in (forward, backward)]
     in_loops = sum(len(list(eqns(body, "dot_general"))) for body in bodies)
     # Outside: x @ w, dw, dx, dr, and h @ r once more where the gates are computed again.

@@ -93,6 +93,13 @@ def matmul(a: Array, b: Array) -> Array:
     return jnp.matmul(a.astype(b.dtype), b, preferred_element_type=accumulator(b.dtype))
 
 
+def matmul_transposed(a: Array, b: Array) -> Array:
+    """``a @ b.T`` as `matmul`; in a loop on a CPU a fourth faster than with a transposed copy."""
+    contract_last = (((1,), (1,)), ((), ()))
+    dtype = accumulator(b.dtype)
+    return lax.dot_general(a.astype(b.dtype), b, contract_last, preferred_element_type=dtype)
+
+
 def accumulator(dtype: Any) -> Any:
     """The dtype of states and sums: float32, or float64 for float64."""
     return jnp.promote_types(dtype, jnp.float32)
@@ -197,7 +204,7 @@ def backward(
     dtype = dy.dtype
     block_names = cell.h_gates or cell.x_gates
     vectors = jax.tree.map(at_least_float32, weights.vectors)  # their gradients are summed over T
-    r_transposed = None if weights.r is None else weights.r.reshape(weights.r.shape[0], -1).T
+    r = None if weights.r is None else weights.r.reshape(weights.r.shape[0], -1)
 
     def step(carry, inputs):
         dstate, dvectors, drestart = carry
@@ -210,14 +217,14 @@ def backward(
             doutput = doutput + drest.pop("h")
         (output, _), pull = jax.vjp(cell.gates, gates, start, vectors)
         dgates, dstart, dvector = pull(
-            (doutput if weights.p is None else matmul(doutput, weights.p.T), drest)
+            (doutput if weights.p is None else matmul_transposed(doutput, weights.p), drest)
         )
         slopes = activation_slopes(cell, gates)
         dpre = {n: (d * slopes[n] if n in slopes else d).astype(dtype) for n, d in dgates.items()}
         block = jnp.concatenate([dpre[name] for name in block_names], axis=-1)
         if cell.h_gates:
-            assert r_transposed is not None
-            dstart = dstart._replace(h=dstart.h + matmul(block, r_transposed))
+            assert r is not None
+            dstart = dstart._replace(h=dstart.h + matmul_transposed(block, r))
         if reset is not None:
             nothing = jax.tree.map(jnp.zeros_like, dstart)
             drestart = jax.tree.map(jnp.add, drestart, select(reset, dstart, nothing))

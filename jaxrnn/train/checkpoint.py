@@ -12,7 +12,7 @@ import json
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import jax
@@ -190,7 +190,7 @@ def restore(folder: pathlib.Path, item: str, like: Any) -> Any:
         UserError: a leaf differs (the message names the first), or the files are damaged.
     """
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    with ocp.Checkpointer(_handler(item)) as checkpointer:
+    with _reader(item) as checkpointer:
         _check_same_leaves(folder, like, _metadata(checkpointer, folder, item))
         return _read(checkpointer, folder, item, like)
 
@@ -207,7 +207,7 @@ def restore_params(folder: pathlib.Path, like: Any) -> Any:
     """
     if (folder / "params").is_dir():
         return restore(folder, "params", like)
-    with ocp.Checkpointer(_handler("state")) as checkpointer:
+    with _reader("state") as checkpointer:
         metadata = _metadata(checkpointer, folder, "state")
         _check_same_leaves(folder, like, metadata["params"])
         # The optimizer that made the rest of the state is not known here, only what is on disk.
@@ -218,7 +218,7 @@ def restore_params(folder: pathlib.Path, like: Any) -> Any:
 
 def _metadata(checkpointer: ocp.Checkpointer, folder: pathlib.Path, item: str) -> Any:
     """Returns the tree of shapes and dtypes of an item on disk."""
-    metadata = _quietly(lambda: cast(Any, checkpointer.metadata(folder).item_metadata)[item].tree)
+    metadata = _attempt(lambda: cast(Any, checkpointer.metadata(folder).item_metadata)[item].tree)
     if metadata is None:
         raise _damaged(folder, "its list of arrays cannot be read")
     return metadata
@@ -227,7 +227,7 @@ def _metadata(checkpointer: ocp.Checkpointer, folder: pathlib.Path, item: str) -
 def _read(checkpointer: ocp.Checkpointer, folder: pathlib.Path, item: str, like: Any) -> Any:
     """Returns the arrays of an item on disk, once their bytes are known to be right."""
     args = {item: ocp.args.StandardRestore(like), "checksums": ocp.args.JsonRestore()}
-    restored = _quietly(lambda: checkpointer.restore(folder, args=ocp.args.Composite(**args)))
+    restored = _attempt(lambda: checkpointer.restore(folder, args=ocp.args.Composite(**args)))
     if restored is None:
         raise _damaged(folder, "its arrays cannot be read")
     for path, checksum in checksums({item: restored[item]}).items():
@@ -296,20 +296,29 @@ def _check_same_leaves(folder: pathlib.Path, wanted: Any, found: Any) -> None:
         )
 
 
-def _quietly(read: Callable[[], Any]) -> Any:
-    """Returns what a reader returns, or None where it fails.
+@contextlib.contextmanager
+def _reader(item: str) -> Iterator[ocp.Checkpointer]:
+    """Gives a reader of checkpoints that keeps its own troubles to itself.
 
-    A failing reader of Orbax leaves threads and coroutines whose own errors Python prints, the last
-    ones when they are collected; the user gets one sentence instead.
+    A failing reader leaves threads and coroutines whose errors Python prints, the last ones when
+    they are collected; the user gets one sentence instead.
     """
     hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     try:
-        # The exception holds those coroutines, so it has to be gone before they can be collected.
-        with contextlib.suppress(Exception):
-            return read()
-        gc.collect()
+        with ocp.Checkpointer(_handler(item)) as checkpointer:
+            yield checkpointer
     finally:
+        gc.collect()
         sys.unraisablehook = hook
+
+
+def _attempt(read: Callable[[], Any]) -> Any:
+    """Returns what a reader returns, or None where it fails.
+
+    The exception is gone then: it holds the coroutines that are to be collected.
+    """
+    with contextlib.suppress(Exception):
+        return read()
     return None
 
 
