@@ -104,9 +104,20 @@ def test_what_is_not_finite_stops_the_run_and_names_the_step(tmp_path, name):
         meter = Meter("c", progress, records, lambda epoch: 100)
         for window, metrics in enumerate((good, good, bad), 1):
             progress.advance((0, window))
-            meter.add(jax.device_put(metrics))
+            meter.add(jax.device_put(metrics), 0.0)
         with pytest.raises(UserError, match="of step 3 is nan"):
             meter.collect()
+
+
+def test_the_wait_for_the_first_batch_is_not_charged_to_the_steps_behind_it(tmp_path):
+    metrics = jax.device_put(StepMetrics(*(np.float32(1) for _ in StepMetrics._fields)))
+    progress = Progress()
+    with Records(tmp_path, 0, tensorboard=False) as records:
+        meter = Meter("c", progress, records, lambda epoch: 100)
+        for window in (1, 2):
+            progress.advance((0, window))
+            meter.add(metrics, waited=1000.0)
+        assert meter.record_training(waited=1000.0)["data_wait_share"] == 0
 
 
 def test_a_run_that_diverges_saves_nothing_of_it(tmp_path):

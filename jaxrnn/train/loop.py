@@ -76,7 +76,7 @@ def run(config: Config) -> Outcome:
             state, metrics = train_step(state, next(stream))
             epoch_over = progress.advance(stream.position)
             validate, best = epoch_over or progress.step == config.run.steps, False
-            meter.add(metrics)
+            meter.add(metrics, stream.waited)
             if progress.step % config.run.log_every == 0:
                 live.training(meter.record_training(stream.waited))
             if validate:

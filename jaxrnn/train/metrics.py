@@ -50,13 +50,18 @@ class Meter:
         self._started = False
         self.restart_speed(0.0)
 
-    def add(self, metrics: StepMetrics) -> None:
-        """Takes the metrics of a step, after `Progress.advance` has counted it."""
+    def add(self, metrics: StepMetrics, waited: float) -> None:
+        """Takes the metrics of a step, after `Progress.advance` has counted it.
+
+        Args:
+            metrics: of the step.
+            waited: seconds that the loop has waited for data so far.
+        """
         self._pending.append(metrics)
         if not self._started:
-            # The first step compiles, which is no measure of the steps to come.
+            # The first step compiles, which is no measure of the steps to come, nor is its wait.
             self.collect()
-            self.restart_speed(0.0)
+            self.restart_speed(waited)
             self._started = True
         elif len(self._pending) > _STEPS_AHEAD:
             jax.block_until_ready(self._pending[-1 - _STEPS_AHEAD])
