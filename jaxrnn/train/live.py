@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import Progress, TextColumn
 
 from jaxrnn.train.evaluation import perplexity
 
@@ -25,7 +25,6 @@ class LiveLine:
         self._total = total_steps
         self._console = console or Console(highlight=False)
         self._bar = Progress(
-            BarColumn(bar_width=20),
             TextColumn("{task.description}"),
             console=self._console,
             transient=True,
@@ -48,13 +47,12 @@ class LiveLine:
     def training(self, record: dict[str, Any]) -> None:
         """Shows what `Meter.record_training` returned."""
         loss = _figure(record, "train_loss")
-        text = (
-            f"step {record['step']:,}/{self._total:,} · epoch {record['epoch']:.2f} · "
-            f"loss {loss:.3f} · perplexity {perplexity(loss):,.1f}"
-        )
+        # Short enough for a terminal of 80 columns, where a longer line would lose its end.
+        text = f"step {record['step']}/{self._total} · loss {loss:.3f}"
+        text += f" · perplexity {perplexity(loss):.1f}"
         if speed := record.get("steps_per_second"):
             left = duration((self._total - record["step"]) / speed)
-            text += f" · {record['tokens_per_second']:,.0f} tokens/s · {left} left"
+            text += f" · {record['tokens_per_second']:.0f} tokens/s · {left} left"
         self._bar.update(self._task, completed=record["step"], description=text)
         if self._bar.disable and time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
