@@ -56,6 +56,7 @@ def measure(config, repeats: int) -> dict[str, float]:
     corpus = make_corpus(config.data)
     model = make_model(config.model, len(corpus.vocabulary), config.run.seed)
     graphdef, params = nnx.split(model)
+    params = jax.tree.map(jnp.copy, params)  # The training step takes the model's own arrays.
     schedule = make_schedule(config.optimizer, 10_000)
     optimizer = make_optimizer(config.optimizer, schedule)
     data = config.data

@@ -35,7 +35,8 @@ def recurrence(
     whatever lies there, NaN included, changes nothing. A reset restores ``cell.init_state``
     before its step, and no gradient crosses it. In reverse each row starts at its last real
     step, and a boundary set by a reset stays where it is. One call over T steps equals any split
-    of it into shorter calls that pass the state on.
+    of it into shorter calls that pass the state on; in reverse only where no piece but the first
+    begins with a reset, since that boundary lies between two calls.
 
     Args:
         cell: the cell, from `jaxrnn.cells` or your own.
