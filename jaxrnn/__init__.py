@@ -6,6 +6,7 @@ from jaxrnn import cells
 from jaxrnn.cells import Cell, LoopWeights
 from jaxrnn.nnx import GRU, LSTM, RNN, SRU, Elman
 from jaxrnn.recurrence.api import recurrence
+from jaxrnn.recurrence.choice import explain, supported
 
 __all__ = [
     "GRU",
@@ -16,8 +17,10 @@ __all__ = [
     "Elman",
     "LoopWeights",
     "cells",
+    "explain",
     "load",
     "recurrence",
+    "supported",
 ]
 
 

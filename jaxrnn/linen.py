@@ -11,6 +11,7 @@ from jaxrnn._typing import Array, ArrayLike, DTypeLike, Initializer
 from jaxrnn.cells.base import Cell
 from jaxrnn.recurrence import checks
 from jaxrnn.recurrence.api import Remat
+from jaxrnn.recurrence.choice import Implementation
 from jaxrnn.recurrence.stack import Stack
 
 
@@ -33,7 +34,7 @@ class Layers(nn.Module):
     time_major: bool = False
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
-    implementation: Literal["xla"] | None = None
+    implementation: Implementation | None = None
     remat: Remat | None = None
     deterministic: bool | None = None
 

@@ -10,6 +10,7 @@ from jaxrnn._typing import Array, ArrayLike, DTypeLike, Initializer
 from jaxrnn.cells.base import Cell
 from jaxrnn.recurrence import checks
 from jaxrnn.recurrence.api import Remat
+from jaxrnn.recurrence.choice import Implementation
 from jaxrnn.recurrence.stack import Stack
 
 
@@ -23,7 +24,7 @@ class LayerOptions(TypedDict, total=False):
         time_major: arrays are ``[T, B, ...]`` rather than ``[B, T, ...]``.
         dtype: of the matmuls and the output; None is the common dtype of input and parameters.
         param_dtype: of the parameters.
-        implementation: "xla" or None, which chooses.
+        implementation: "xla", "pallas" or None, which chooses: see `jaxrnn.recurrence`.
         remat: "none", "gates", "chunk" or None: see `jaxrnn.recurrence`.
     """
 
@@ -33,7 +34,7 @@ class LayerOptions(TypedDict, total=False):
     time_major: bool
     dtype: DTypeLike | None
     param_dtype: DTypeLike
-    implementation: Literal["xla"] | None
+    implementation: Implementation | None
     remat: Remat | None
 
 

@@ -1,14 +1,16 @@
 """`recurrence`: checks, dtypes and the choice of how to run, made here once."""
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
 from jaxrnn._typing import Array, ArrayLike, DTypeLike, Params, State
 from jaxrnn.cells.base import Cell
-from jaxrnn.recurrence import checks, chunks, sequence, xla
+from jaxrnn.recurrence import checks, choice, chunks, sequence, xla
+from jaxrnn.recurrence.choice import Implementation
+from jaxrnn.recurrence.loop import Inputs, Loop
 from jaxrnn.recurrence.vjp import time_loop
 
 Remat = Literal["none", "gates", "chunk"]
@@ -25,7 +27,7 @@ def recurrence(
     resets: ArrayLike | None = None,
     reverse: bool = False,
     dtype: DTypeLike | None = None,
-    implementation: Literal["xla"] | None = None,
+    implementation: Implementation | None = None,
     remat: Remat | None = None,
     autodiff: bool = False,
 ) -> tuple[Array, State]:
@@ -49,10 +51,12 @@ def recurrence(
         resets: bool or integers ``[T, B]``, true where a new sequence begins at that step.
         reverse: run from the last step to the first. Outputs stay aligned with ``x``.
         dtype: of the matmuls and the output; None is the common dtype of ``x`` and ``params``.
-        implementation: "xla" is `lax.scan`; None chooses.
+        implementation: "xla" is `lax.scan`, "pallas" the fused kernels; a name runs or raises. None
+            is "pallas" on NVIDIA GPUs of compute capability 8.0 up for cells that can, and "xla"
+            elsewhere. `jaxrnn.explain` tells which and why.
         remat: what a gradient keeps. "none": states and gates. "gates": states, and the gates are
-            computed again. "chunk": the state every sqrt(T) steps, and all else is computed
-            again. None is "none" on a CPU and "gates" on a GPU.
+            computed again, as the fused kernels do in any case. "chunk": the state every sqrt(T)
+            steps, and all else is computed again. None is "none" on a CPU and "gates" on a GPU.
         autodiff: differentiate through the scan itself instead of by the library's rule: slower
             and with more memory, but it allows forward mode and second order.
 
@@ -62,12 +66,17 @@ def recurrence(
     Raises:
         ValueError: for shapes or option values that do not fit, naming what was wanted.
         TypeError: for integer inputs.
+        NotImplementedError: where ``implementation="pallas"`` cannot run this, with the reason.
     """
     steps, batch = checks.inputs(x)
     dtype = dtype or jnp.result_type(x, *jax.tree.leaves(params))
     params, x = jax.tree.map(lambda a: a.astype(dtype), (params, x))
-    checks.choice("implementation", implementation, ("xla",))
-    checks.choice("remat", remat, ("none", "gates", "chunk"))
+    checks.choice("implementation", implementation, get_args(Implementation))
+    checks.choice("remat", remat, get_args(Remat))
+    if autodiff and implementation == "pallas":
+        raise ValueError(
+            'autodiff differentiates the scan, so implementation should not be "pallas"'
+        )
 
     initial = cell.init_state(params, batch, xla.accumulator(dtype))
     state = initial if state is None else checks.state(cell, state, initial)
@@ -79,32 +88,34 @@ def recurrence(
     if resets is not None and reverse:
         resets = sequence.resets_in_reverse(resets, mask)
 
-    remat = remat or ("gates" if jax.default_backend() == "gpu" else "none")
-    keep = "states" if remat == "gates" else "gates"
     restart = None if resets is None else initial
     weights = cell.loop_weights(params)
     checks.cell(cell, weights)
+    x_pre = jax.eval_shape(cell.project_inputs, params, x)
+    if autodiff and implementation is None:
+        implementation = "xla"
+    plan = choice.plan(implementation, cell, weights, x_pre.shape[-1], initial, dtype)
+    remat = remat or ("gates" if choice.on_gpu() else "none")
+    loop = Loop(cell, reverse, keep="states" if remat == "gates" else "gates", plan=plan)
 
-    def piece(state: State, inputs: Any) -> tuple[State, Array]:
-        x, mask, resets = inputs
+    def piece(state: State, columns: Any) -> tuple[State, Array]:
+        x, mask, resets = columns
         x_pre = cell.project_inputs(params, x)
+        inputs = Inputs(weights, x_pre, state, restart, mask, resets)
         if autodiff or cell.step is not None:
-            y, state, _ = xla.forward(
-                cell, weights, x_pre, state, restart, mask, resets, reverse=reverse
-            )
+            y, state, _ = xla.forward(loop, inputs)
         else:
             # pyright does not see through custom_vjp.
-            result: Any = time_loop(
-                cell, keep, reverse, weights, x_pre, state, restart, mask, resets
-            )
+            result: Any = time_loop(loop, inputs)
             y, state = result
         return state, y
 
     if remat == "chunk":
         chunk = max(1, math.isqrt(steps))
         piece = jax.checkpoint(piece, prevent_cse=False)
+    elif choice.on_gpu():
+        chunk = max(1, steps)
     else:
-        x_pre = jax.eval_shape(cell.project_inputs, params, x)
         weight_bytes = sum(p.nbytes for p in jax.tree.leaves(params))
         x_pre_bytes = x_pre.size * x_pre.dtype.itemsize
         chunk = chunks.that_stays_in_cache(steps, x_pre_bytes, weight_bytes)

@@ -12,18 +12,22 @@ from jax import lax
 
 from jaxrnn._typing import Array, State
 from jaxrnn.cells.base import Cell, LoopWeights
+from jaxrnn.recurrence.loop import Inputs, Loop
 
 Gates = dict[str, Array]
 
 
-class History(NamedTuple):
-    """What the backward pass reads, all with T in front.
+class Saved(NamedTuple):
+    """What the backward pass reads.
 
     Attributes:
+        inputs: of the loop, less what is not needed.
         start: the state that each step started from, after its reset, ``[T, B, ...]`` a leaf.
-        gates: what each step's ``cell.gates`` saw, ``{name: [T, B, H]}``.
+        gates: what each step's ``cell.gates`` saw, ``{name: [T, B, H]}``; None where they are to be
+            computed again.
     """
 
+    inputs: Inputs
     start: State
     gates: Gates | None
 
@@ -75,11 +79,14 @@ def gate_inputs(cell: Cell, weights: LoopWeights, x: Gates, h: Array | None) -> 
             cell.h_gates, jnp.split(columns, len(cell.h_gates), -1), strict=True
         ):
             pre[name] = pre[name] + column if name in pre else column
-    for name in cell.sigmoid_gates:
-        pre[name] = jax.nn.sigmoid(pre[name])
-    for name in cell.tanh_gates:
-        pre[name] = jnp.tanh(pre[name])
-    return pre
+    return activated(cell, pre)
+
+
+def activated(cell: Cell, pre: Gates) -> Gates:
+    """Pre-activations as ``cell.gates`` reads them: through a sigmoid or tanh where it says so."""
+    functions = dict.fromkeys(cell.sigmoid_gates, jax.nn.sigmoid)
+    functions |= dict.fromkeys(cell.tanh_gates, jnp.tanh)
+    return {name: functions[name](a) if name in functions else a for name, a in pre.items()}
 
 
 def activation_slopes(cell: Cell, gates: Gates) -> Gates:
@@ -115,40 +122,26 @@ def split_gates(names: tuple[str, ...], block: Array) -> Gates:
     return {name: block[:, :, j] for j, name in enumerate(names)}
 
 
-def forward(
-    cell: Cell,
-    weights: LoopWeights,
-    x_pre: Array,
-    state: State,
-    restart: State | None,
-    mask: Array | None,
-    resets: Array | None,
-    *,
-    reverse: bool = False,
-    save: tuple[str, ...] = (),
-) -> tuple[Array, State, History | None]:
+def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Array, State, Saved | None]:
     """Runs the cell over time.
 
     Args:
-        cell: the cell.
-        weights: its loop weights, in the compute dtype.
-        x_pre: ``[T, B, Gx, H]`` in the compute dtype.
-        state: the initial state, in float32 at least.
-        restart: the state that a reset restores; None without resets.
-        mask: bool ``[T, B]``, False where a step holds the state; None is all True.
-        resets: bool ``[T, B]``, True where a step starts from ``restart``; None is all False.
-        reverse: from the last step to the first.
-        save: which of "start", "gates" to keep for the backward pass.
+        loop: the cell and how it runs.
+        inputs: the arrays.
+        save: keep what `backward` needs.
 
     Returns:
         outputs ``[T, B, S]`` in the compute dtype, 0 where masked; the state after the last step;
-        the history, None where ``save`` is empty.
+        what was saved.
     """
+    cell, weights, x_pre = loop.cell, inputs.weights, inputs.x_pre
+    assert x_pre is not None
     dtype = x_pre.dtype
+    save_gates = save and loop.keep == "gates"
 
-    def step(state, inputs):
-        x, mask, reset = inputs
-        start = state if reset is None else select(reset, restart, state)
+    def step(state, columns):
+        x, mask, reset = columns
+        start = state if reset is None else select(reset, inputs.restart, state)
         if cell.step is None:
             gates = gate_inputs(cell, weights, x, start.h if cell.h_gates else None)
             output, rest = cell.gates(gates, start, weights.vectors)
@@ -160,55 +153,45 @@ def forward(
         if "h" in cell.state_names:
             rest = {"h": output, **rest}
         new = cell.state_type(**rest)
-        y = output.astype(dtype)
-        saved = History(
-            start=start if "start" in save else None,
-            gates=jax.tree.map(lambda a: a.astype(dtype), gates) if "gates" in save else None,
-        )
         new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, state)
-        return select(mask, new, state), (select(mask, y, jnp.zeros_like(y)), saved)
+        y = output.astype(dtype)
+        y = select(mask, y, jnp.zeros_like(y))
+        stored = jax.tree.map(lambda a: a.astype(dtype), gates) if save_gates else None
+        return select(mask, new, state), (y, start if save else None, stored)
 
-    inputs = (split_gates(cell.x_gates, x_pre), mask, resets)
-    final, (y, history) = lax.scan(step, state, inputs, reverse=reverse)
-    return y, final, history if save else None
+    columns = (split_gates(cell.x_gates, x_pre), inputs.mask, inputs.resets)
+    final, (y, start, gates) = lax.scan(step, inputs.state, columns, reverse=loop.reverse)
+    kept = inputs._replace(x_pre=None if save_gates else x_pre, state=None)
+    return y, final, Saved(kept, start, gates) if save else None
 
 
-def backward(
-    cell: Cell,
-    weights: LoopWeights,
-    history: History,
-    restart: State | None,
-    mask: Array | None,
-    resets: Array | None,
-    dy: Array,
-    dfinal: State,
-    *,
-    reverse: bool = False,
-) -> tuple[LoopWeights, Array, State, State | None]:
+def backward(loop: Loop, saved: Saved, dy: Array, dfinal: State) -> Inputs:
     """The adjoint of `forward`: the loop back in time, then one matmul for each weight.
 
     Args:
-        cell: the cell.
-        weights: as given to `forward`.
-        history: start states and gates.
-        restart: as given to `forward`.
-        mask: as given to `forward`.
-        resets: as given to `forward`.
+        loop: as given to `forward`.
+        saved: by `forward`.
         dy: ``[T, B, S]``.
         dfinal: cotangent of the final state.
-        reverse: as given to `forward`.
 
     Returns:
-        cotangents of ``weights``, ``x_pre``, ``state`` and ``restart`` (None without resets).
+        cotangents of the loop's inputs; None for flags, and for ``restart`` without resets.
     """
+    cell, inputs = loop.cell, saved.inputs
+    weights, restart = inputs.weights, inputs.restart
     dtype = dy.dtype
-    block_names = cell.h_gates or cell.x_gates
     vectors = jax.tree.map(at_least_float32, weights.vectors)  # their gradients are summed over T
     r = None if weights.r is None else weights.r.reshape(weights.r.shape[0], -1)
+    block_names = cell.h_gates or cell.x_gates
+    gates = saved.gates
+    if gates is None:
+        assert inputs.x_pre is not None
+        columns = split_gates(cell.x_gates, inputs.x_pre)
+        gates = gate_inputs(cell, weights, columns, saved.start.h if cell.h_gates else None)
 
-    def step(carry, inputs):
+    def step(carry, columns):
         dstate, dvectors, drestart = carry
-        gates, start, mask, reset, dy = inputs
+        gates, start, mask, reset, dy = columns
         gates = jax.tree.map(at_least_float32, gates)
         dnew = select(mask, dstate, jax.tree.map(jnp.zeros_like, dstate))
         doutput = select(mask, at_least_float32(dy), jnp.zeros_like(dy, accumulator(dtype)))
@@ -237,25 +220,36 @@ def backward(
         dvectors = jax.tree.map(jnp.add, dvectors, dvector)
         return (select(mask, dstart, dstate), dvectors, drestart), emitted
 
-    zeros = jax.tree.map(jnp.zeros_like, (vectors, restart))
-    carry = (dfinal, *zeros)
-    inputs = (history.gates, history.start, mask, resets, dy)
-    (dstate, dvectors, drestart), d = lax.scan(step, carry, inputs, reverse=not reverse)
-
-    steps, batch, _ = dy.shape
-    hidden = d.block.shape[-1] // len(block_names)
+    carry = (dfinal, *jax.tree.map(jnp.zeros_like, (vectors, restart)))
+    columns = (gates, saved.start, inputs.mask, inputs.resets, dy)
+    (dstate, dvectors, drestart), d = lax.scan(step, carry, columns, reverse=not loop.reverse)
     dvectors = jax.tree.map(lambda d, v: d.astype(v.dtype), dvectors, weights.vectors)
+    dr, dp = weight_gradients(weights, saved.start, d)
+    return Inputs(LoopWeights(dr, dp, dvectors), dx_pre(cell, d), dstate, drestart)
+
+
+def weight_gradients(
+    weights: LoopWeights, start: State, d: Cotangents
+) -> tuple[Array | None, Array | None]:
+    """Gradients of ``r`` and ``p``, one matmul each over all steps."""
     dr = dp = None
     if weights.r is not None:
-        dr = sum_of_products(history.start.h, d.block, weights.r)
+        dr = sum_of_products(start.h, d.block, weights.r)
     if weights.p is not None and d.output is not None:
-        output, doutput = d.output
-        dp = sum_of_products(output, doutput, weights.p)
-    dx_pre = d.block.reshape(steps, batch, len(block_names), hidden)[:, :, : len(cell.x_gates)]
-    if d.x_only:
-        shared = [dx_pre[:, :, : cell.shared_gates]]
-        dx_pre = jnp.concatenate(shared + [g[:, :, None] for g in d.x_only.values()], axis=2)
-    return LoopWeights(dr, dp, dvectors), dx_pre, dstate, drestart
+        dp = sum_of_products(*d.output, weights.p)
+    return dr, dp
+
+
+def dx_pre(cell: Cell, d: Cotangents) -> Array:
+    """The cotangent of ``x_pre``: the input's part of the block, and the gates that it lacks."""
+    names = cell.h_gates or cell.x_gates
+    steps, batch, width = d.block.shape
+    columns = d.block.reshape(steps, batch, len(names), width // len(names))
+    columns = columns[:, :, : len(cell.x_gates)]
+    if not d.x_only:
+        return columns
+    others = [column[:, :, None] for column in d.x_only.values()]
+    return jnp.concatenate([columns[:, :, : cell.shared_gates], *others], axis=2)
 
 
 def sum_of_products(a: Array, b: Array, like: Array) -> Array:

@@ -1,0 +1,246 @@
+"""The adapter to `pallas_kernels`: which kernels can run a cell, and its arrays in their form.
+
+Imported late: a machine without a GPU never loads the kernels.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrnn._typing import Array, State
+from jaxrnn.cells.base import Cell, LoopWeights
+from jaxrnn.recurrence import xla
+from jaxrnn.recurrence.loop import Inputs, Loop
+from pallas_kernels import targets
+from pallas_kernels.equations import Equations
+from pallas_kernels.step import launch as step
+from pallas_kernels.step import tiles as step_tiles
+from pallas_kernels.tile import power_of_two
+from pallas_kernels.walk import launch as walk
+from pallas_kernels.walk import tiles as walk_tiles
+
+Precision = Literal["highest", "tf32"]
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+# Primitives that the compiler of kernels has no code for, or that split a tile.
+UNFIT = {
+    "concatenate",
+    "custom_vjp_call",
+    "dot_general",
+    "dynamic_slice",
+    "gather",
+    "optimization_barrier",
+    "pad",
+    "random_bits",
+    "random_wrap",
+    "scatter",
+    "slice",
+    "sort",
+    "split",
+}
+
+
+class Plan(NamedTuple):
+    """How a cell will run.
+
+    Attributes:
+        family: of kernels: "resident", "step" or "elementwise".
+        tiles: how the work is cut up.
+        precision: of float32 matmuls.
+    """
+
+    family: str
+    tiles: Any
+    precision: Precision
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs.
+
+    Attributes:
+        inputs: of the loop.
+        history: the state after each step, ``{name: [T, B, H]}`` in the compute dtype.
+    """
+
+    inputs: Inputs
+    history: dict[str, Array]
+
+
+def plan(cell: Cell, weights: LoopWeights, hidden: int, state: State, dtype: Any) -> Plan | str:
+    """The kernels that this cell runs on, or why there are none.
+
+    Args:
+        cell: the cell.
+        weights: arrays or their types.
+        hidden: H.
+        state: arrays or their types.
+        dtype: of the matmuls.
+    """
+    target = targets.current()
+    if target is None:
+        return "there is no GPU here: the fused kernels need an NVIDIA GPU"
+    if target.capability < (8, 0):
+        return f"the fused kernels need compute capability 8.0, and this is {target.name}"
+    if cell.step is not None:
+        return f"{cell.name} has a step of its own, which is not h @ r and then gates"
+    if weights.p is not None:
+        return f"{cell.name} projects its output, which no fused kernel does yet"
+    dtype = jnp.dtype(dtype)
+    if dtype.name not in DTYPES:
+        return f"the fused kernels compute in {', '.join(DTYPES)}, not in {dtype.name}"
+    for name, leaf in zip(cell.state_names, state, strict=True):
+        if leaf.shape[1:] != (hidden,):
+            return f"state.{name} is {leaf.shape}, and the fused kernels want [B, H = {hidden}]"
+    for name, vector in weights.vectors.items():
+        if vector.shape != (hidden,):
+            return (
+                f"the vector {name!r} is {vector.shape}, and the fused kernels want [H = {hidden}]"
+            )
+    equation = equations(cell)
+    if reason := unfit(equation, hidden, weights.vectors):
+        return f"the gates of {cell.name} {reason}"
+    if not cell.h_gates:
+        return Plan("elementwise", walk_tiles.elementwise(hidden), precision())
+    if walk_tiles.resident_fits(equation, hidden, dtype.itemsize, target):
+        return Plan("resident", walk_tiles.resident(hidden), precision())
+    return Plan("step", step_tiles.step(hidden, dtype.itemsize, target), precision())
+
+
+def precision() -> Precision:
+    """Of float32 matmuls: in full, unless ``jax.default_matmul_precision`` names TF32."""
+    named = jax.config.jax_default_matmul_precision
+    return "tf32" if named in ("tensorfloat32", "TF32_TF32_F32") else "highest"
+
+
+def unfit(equation: Equations, hidden: int, vectors: Iterable[str]) -> str | None:
+    """Why gates cannot be part of a kernel: what the compiler of kernels has no code for."""
+    tile = jax.ShapeDtypeStruct((16, power_of_two(hidden)), jnp.float32)
+    pre = dict.fromkeys((*equation.x_gates, *equation.h_only), tile)
+    state = dict.fromkeys(equation.state_names, tile)
+    traced = jax.make_jaxpr(equation.after)(pre, state, dict.fromkeys(vectors, tile))
+    if traced.consts:
+        shapes = ", ".join(str(jnp.shape(const)) for const in traced.consts)
+        return f"use arrays of shape {shapes} from outside; make them vectors of its loop_weights"
+    found = {e.primitive.name for e in traced.jaxpr.eqns} & UNFIT
+    return f"use {', '.join(sorted(found))}, which kernels cannot" if found else None
+
+
+@lru_cache
+def equations(cell: Cell) -> Equations:
+    """The cell as kernels see it."""
+
+    def gates(pre, state, vectors):
+        return cell.gates(xla.activated(cell, pre), cell.state_type(**state), vectors)
+
+    name = re.sub(r"\W+", "_", cell.name).strip("_")
+    return Equations(name, cell.x_gates, cell.h_gates, cell.state_names, gates)
+
+
+def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Array, State, Saved]:
+    """Runs the cell over time: arguments and results of `xla.forward`, by a kernel."""
+    history, final = launch(loop).forward(arrays(inputs) | {"x_pre": inputs.x_pre}, save)
+    y = history[equations(loop.cell).output_name]
+    if inputs.mask is not None:
+        y = jnp.where(inputs.mask[:, :, None], y, 0)
+    states = {name: history[name] for name in loop.cell.state_names if name in history}
+    return y, loop.cell.state_type(**final), Saved(inputs, states)
+
+
+def backward(loop: Loop, saved: Saved, dy: Array, dfinal: State) -> Inputs:
+    """The adjoint of `forward`: arguments and results of `xla.backward`, by a kernel."""
+    cell, inputs = loop.cell, saved.inputs
+    weights = inputs.weights
+    start_h = starts(loop, inputs, saved.history["h"]) if cell.h_gates else None
+    given = {"history": saved.history, "dy": dy, "dfinal": dfinal._asdict(), **arrays(inputs)}
+    if loop.plan.family == "resident":
+        given["pre"] = gate_inputs(cell, weights.r, inputs.x_pre, start_h)
+    else:
+        given["pre"] = {"x": inputs.x_pre, "h": None}
+    d = launch(loop).backward(given)
+    dr = None
+    if start_h is not None:
+        block = recurrent_block(cell, d["pre"])
+        dr = xla.sum_of_products(start_h, block, weights.r)
+        if loop.plan.family == "step":
+            d = with_first_matmul(loop, inputs, d, block[-1 if loop.reverse else 0])
+    dvectors = {
+        name: rows.sum(0).astype(weights.vectors[name].dtype)
+        for name, rows in d["dvectors"].items()
+    }
+    drestart = None if d["drestart"] is None else cell.state_type(**d["drestart"])
+    dstate = cell.state_type(**d["dstate"])
+    return Inputs(LoopWeights(dr, None, dvectors), d["pre"]["x"], dstate, drestart)
+
+
+def with_first_matmul(
+    loop: Loop, inputs: Inputs, d: dict[str, Any], block: Array
+) -> dict[str, Any]:
+    """Adds what the initial state gets by way of ``h @ r``; no launch follows that could."""
+    r = inputs.weights.r
+    dh = xla.matmul_transposed(block, r.reshape(r.shape[0], -1))
+    if inputs.resets is None:
+        return d | {"dstate": d["dstate"] | {"h": d["dstate"]["h"] + dh}}
+    reset = inputs.resets[-1 if loop.reverse else 0][:, None]
+    return d | {
+        name: d[name] | {"h": d[name]["h"] + jnp.where(here, dh, 0)}
+        for name, here in (("dstate", ~reset), ("drestart", reset))
+    }
+
+
+def launch(loop: Loop) -> walk.Launch | step.Launch:
+    """The kernels of a loop."""
+    equation, plan = equations(loop.cell), loop.plan
+    if plan.family == "step":
+        return step.Launch(equation, plan.tiles, loop.reverse, plan.precision)
+    return walk.Launch(equation, plan.family, plan.tiles, loop.reverse, plan.precision)
+
+
+def arrays(inputs: Inputs) -> dict[str, Any]:
+    """What the kernels of both passes read."""
+
+    def flags(a: Array | None) -> Array | None:
+        return None if a is None else a.astype(jnp.int8)
+
+    return {
+        "r": inputs.weights.r,
+        "vectors": dict(inputs.weights.vectors),
+        "state": inputs.state._asdict(),
+        "restart": None if inputs.restart is None else inputs.restart._asdict(),
+        "mask": flags(inputs.mask),
+        "resets": flags(inputs.resets),
+    }
+
+
+def starts(loop: Loop, inputs: Inputs, history: Array) -> Array:
+    """The ``h`` that each step started from, ``[T, B, H]``."""
+    first = inputs.state.h.astype(history.dtype)[None]
+    h = [history[1:], first] if loop.reverse else [first, history[:-1]]
+    h = jnp.concatenate(h)
+    if inputs.resets is None:
+        return h
+    return jnp.where(inputs.resets[:, :, None], inputs.restart.h.astype(h.dtype), h)
+
+
+def gate_inputs(cell: Cell, r: Array, x_pre: Array, h: Array) -> dict[str, Array | None]:
+    """Pre-activations of all steps by one matmul: the gates with a column of x_pre, the others."""
+    columns = jnp.matmul(h, r.reshape(r.shape[0], -1)).reshape(*h.shape[:2], *r.shape[1:])
+    shared = cell.shared_gates
+    summed = x_pre[:, :, :shared] + columns[:, :, :shared]
+    x_only, h_only = x_pre[:, :, shared:], columns[:, :, shared:]
+    return {
+        "x": jnp.concatenate([summed, x_only], axis=2) if x_only.shape[2] else summed,
+        "h": h_only if h_only.shape[2] else None,
+    }
+
+
+def recurrent_block(cell: Cell, dpre: dict[str, Array | None]) -> Array:
+    """Cotangents of ``h @ r``, ``[T, B, Gh H]``."""
+    block = dpre["x"][:, :, : cell.shared_gates]
+    if dpre["h"] is not None:
+        block = jnp.concatenate([block, dpre["h"]], axis=2)
+    return block.reshape(*block.shape[:2], -1)

@@ -1,0 +1,45 @@
+"""What every implementation of the time loop takes."""
+
+from typing import Any, Literal, NamedTuple
+
+from jaxrnn._typing import Array, State
+from jaxrnn.cells.base import Cell, LoopWeights
+
+Keep = Literal["gates", "states"]
+
+
+class Loop(NamedTuple):
+    """What is fixed when a loop is traced.
+
+    Attributes:
+        cell: the cell.
+        reverse: from the last step to the first.
+        keep: what the scan saves for its gradient: "gates", or "states", from which one matmul over
+            all steps makes the gates again. The fused kernels always keep states.
+        plan: of the fused kernels, a `fused.Plan`; None is the scan.
+    """
+
+    cell: Cell
+    reverse: bool = False
+    keep: Keep = "gates"
+    plan: Any = None
+
+
+class Inputs(NamedTuple):
+    """The arrays of a loop; also their cotangents.
+
+    Attributes:
+        weights: in the compute dtype.
+        x_pre: ``[T, B, Gx, H]`` in the compute dtype.
+        state: the initial state, in float32 at least.
+        restart: the state that a reset restores; None without resets.
+        mask: bool ``[T, B]``, False where a step holds the state; None is all True.
+        resets: bool ``[T, B]``, True where a step starts from ``restart``; None is all False.
+    """
+
+    weights: LoopWeights
+    x_pre: Array | None
+    state: State | None
+    restart: State | None = None
+    mask: Array | None = None
+    resets: Array | None = None

@@ -1,0 +1,1 @@
+"""One launch a step, for recurrent matrices that no multiprocessor can hold."""

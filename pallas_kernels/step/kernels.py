@@ -1,0 +1,174 @@
+"""Kernels that make one step: matmul, gates, mask and reset of a tile in one launch.
+
+Arrays are whole, and written in place: a launch writes row t of them and reads the row of the step
+before. The number of the step lies in a buffer, so that all launches are one kernel.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels import backend, cell_step
+from pallas_kernels.equations import Arrays, Equations
+from pallas_kernels.tile import Tile, choose, choose_all, outer
+
+
+class Step(NamedTuple):
+    """What is fixed when a kernel is made.
+
+    Attributes:
+        equations: the cell.
+        steps: T.
+        reverse: from the last step to the first.
+        tile: of the program.
+        block_k: features that one piece of a matmul takes.
+        precision: of float32 matmuls.
+    """
+
+    equations: Equations
+    steps: int
+    reverse: bool
+    tile: Tile
+    block_k: int
+    precision: backend.Precision = "highest"
+
+    def time(self, k: jax.Array) -> jax.Array:
+        """The k-th step that is made, within 0 and T - 1."""
+        k = jnp.clip(k, 0, self.steps - 1)
+        return self.steps - 1 - k if self.reverse else k
+
+    def piece(self, k: jax.Array) -> Tile:
+        """The rows of the tile, and the k-th piece of all features."""
+        return self.tile._replace(column=k * self.block_k, block_h=self.block_k)
+
+    def sum_of_pieces(self, product: Callable[[Tile, Arrays], Arrays], names: Any) -> Arrays:
+        """Adds ``product(piece)`` to the sums of each name, over the pieces of all features."""
+        pieces = -(-self.tile.hidden // self.block_k)
+        zeros = {name: self.tile.zeros() for name in names}
+        return lax.fori_loop(0, pieces, lambda k, sums: product(self.piece(k), sums), zeros)
+
+    def matrix(self, ref: Any, gate: int, rows: Tile, columns: Tile) -> jax.Array:
+        """Part of ``r [H, Gh, H]`` of one gate, 0 outside."""
+        shape = (rows.block_h, columns.block_h)
+        inside = outer(rows.valid_columns, columns.valid_columns, shape)
+        return backend.load(ref, (rows.columns, gate, columns.columns), inside)
+
+    def before(self, history: Any, initial: Any, k: jax.Array, part: Tile) -> jax.Array:
+        """What the step before left of one name, or the initial state."""
+        t = self.time(k - 1)
+        return part.load(history, t, when=k > 0) + part.load(initial, when=k == 0)
+
+    def recurrent_columns(
+        self, inputs: dict[str, Any], k: jax.Array, reset: jax.Array | None
+    ) -> Arrays:
+        """``h @ r`` of the step, this tile's columns of each gate."""
+
+        def product(piece: Tile, sums: Arrays) -> Arrays:
+            h = self.before(inputs["history"]["h"], inputs["initial"]["h"], k, piece)
+            if reset is not None:
+                h = choose(reset, piece.load(inputs["restart"]["h"]), h)
+            return {
+                gate: sums[gate]
+                + backend.dot(h, self.matrix(inputs["r"], g, piece, self.tile), self.precision)
+                for g, gate in enumerate(self.equations.h_gates)
+            }
+
+        return self.sum_of_pieces(product, self.equations.h_gates)
+
+
+def add(pre: Arrays, columns: Arrays) -> Arrays:
+    """What the gates see: input columns, recurrent columns, or their sum."""
+    both = {name: pre[name] + column for name, column in columns.items() if name in pre}
+    return {**pre, **columns, **both}
+
+
+def forward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+    """One step of a tile.
+
+    Inputs: ``k [1]``, the step's number; ``x_pre [T, B, Gx, H]``; ``r [H, Gh, H]``; ``vectors
+    {name: [H]}``; ``initial {name: [B, H]}``, the state before the first step; ``restart`` likewise
+    or None; ``mask`` and ``resets [T, B]`` or None; ``history {name: [T, B, H]}``, at least of
+    ``h``; ``state {name: [B, H]}`` before this step.
+    Outputs: ``k`` of the next step; ``history`` and ``state``, in place.
+    """
+    tile, equations = step.tile, step.equations
+    k = backend.load(inputs["k"], (0,))
+    t = step.time(k)
+    reset, real = (tile.load_flags(inputs[name], t) for name in ("resets", "mask"))
+    vectors = tile.load_vectors(inputs["vectors"])
+    state = tile.load_all(inputs["state"])
+    start = cell_step.restarted(tile, state, inputs["restart"], reset)
+    pre = tile.load_gates(inputs["x_pre"], t, equations.x_gates)
+    pre = add(pre, step.recurrent_columns(inputs, k, reset))
+    after, state = cell_step.forward(tile, equations, pre, start, vectors, state, real)
+    for name, ref in outputs["history"].items():
+        tile.store(ref, t, value=after[name])
+    tile.store_all(outputs["state"], state)
+    backend.store(outputs["k"], (0,), k + 1, None)
+
+
+def backward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+    """One step of a tile, back in time.
+
+    Inputs: those of `forward`, less ``state``, with ``x_pre`` in the part ``x`` of ``pre``; ``dy
+    [T, B, H]``. In place, so that they are outputs too: ``pre {"x": [T, B, Gx, H], "h": [T, B, .,
+    H]}``, which takes the cotangents of what the gates saw; ``dstate {name: [B, H]}`` of the state
+    after this step, less the path through ``h @ r`` of the step behind it; ``drestart`` likewise or
+    None; ``dvectors {name: [B, H]}``, not summed over B; ``k``, which goes down.
+    """
+    tile, equations = step.tile, step.equations
+    k = backend.load(inputs["k"], (0,))
+    t = step.time(k)
+    reset, real = (tile.load_flags(inputs[name], t) for name in ("resets", "mask"))
+    dstate = tile.load_all(inputs["dstate"])
+    drestart = {} if inputs["restart"] is None else tile.load_all(inputs["drestart"])
+
+    dh = {"h": through_matmul(step, inputs, k + 1)}
+    flags = (tile.load_flags(inputs[name], step.time(k + 1)) for name in ("resets", "mask"))
+    dh, to_restart = cell_step.split_at_reset(tile, dh, *flags)
+    dstate["h"] = dstate["h"] + dh["h"]
+    if drestart:
+        drestart["h"] = drestart["h"] + to_restart["h"]
+
+    vectors = tile.load_vectors(inputs["vectors"])
+    start = {
+        name: step.before(inputs["history"][name], inputs["initial"][name], k, tile)
+        for name in dstate
+    }
+    start = cell_step.restarted(tile, start, inputs["restart"], reset)
+    pre = tile.load_gates(inputs["pre"]["x"], t, equations.x_gates)
+    pre = add(pre, step.recurrent_columns(inputs, k, reset))
+    dy = tile.load(inputs["dy"], t)
+    dpre, dstart, dvectors = cell_step.backward(
+        tile, equations, pre, start, vectors, dstate, dy, real
+    )
+    for part, gates in (("x", equations.x_gates), ("h", equations.h_only)):
+        tile.store_gates(outputs["pre"][part], t, {gate: dpre[gate] for gate in gates})
+    dstart, taken = cell_step.split_at_reset(tile, dstart, reset, real)
+    tile.store_all(outputs["dstate"], choose_all(real, dstart, dstate))
+    if drestart:
+        tile.store_all(outputs["drestart"], {n: drestart[n] + taken[n] for n in drestart})
+    for name, ref in outputs["dvectors"].items():
+        tile.store(ref, value=tile.load(inputs["dvectors"][name]) + dvectors[name])
+    backend.store(outputs["k"], (0,), k - 1, None)
+
+
+def through_matmul(step: Step, inputs: dict[str, Any], k: jax.Array) -> jax.Array:
+    """The cotangent of the state that step k started from, by way of its ``h @ r``; 0 behind T."""
+    equations = step.equations
+    t = step.time(k)
+
+    def product(piece: Tile, sums: Arrays) -> Arrays:
+        dh = sums["h"]
+        for g, gate in enumerate(equations.h_gates):
+            part = "x" if gate in equations.x_gates else "h"
+            names = equations.x_gates if part == "x" else equations.h_only
+            d = piece.load(inputs["pre"][part], t, gate=names.index(gate), when=k < step.steps)
+            matrix = step.matrix(inputs["r"], g, step.tile, piece)
+            dh = dh + backend.dot(d, matrix, step.precision, transpose_b=True)
+        return {"h": dh}
+
+    return step.sum_of_pieces(product, ("h",))["h"]

@@ -1,0 +1,34 @@
+"""Tile sizes of the kernels that make one step."""
+
+from typing import NamedTuple
+
+from pallas_kernels.targets import Target
+from pallas_kernels.tile import Tiles, power_of_two
+
+
+class StepTiles(NamedTuple):
+    """How a step is cut up.
+
+    Attributes:
+        tiles: of the output of a program.
+        block_k: features of ``h`` that one piece of the matmul takes.
+        unroll: steps in the body of XLA's loop, which adds a launch of its own to each turn.
+    """
+
+    tiles: Tiles
+    block_k: int
+    unroll: int
+
+
+def step(hidden: int, itemsize: int, target: Target) -> StepTiles:
+    """Tiles of a step: 16 rows, the fewest of a matmul, so that many programs share the work.
+
+    Two stages of the pipeline hold a piece of ``h`` and of each gate's matrix, in bfloat16 a few
+    ten KiB. float32 at full precision runs on the ordinary cores, and half the columns keep its
+    accumulators in registers.
+    """
+    block_h = min(32, power_of_two(hidden)) if itemsize < 4 else 16
+    block_k = min(64, power_of_two(hidden)) if itemsize < 4 else 32
+    tiles = Tiles(block_b=16, block_h=block_h, warps=4, stages=2)
+    # The interpreter compiles every step of the body; one is enough there.
+    return StepTiles(tiles, block_k, unroll=1 if target.interpret else 8)

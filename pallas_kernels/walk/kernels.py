@@ -1,0 +1,134 @@
+"""Kernels that walk through all steps: a program takes its tile from the first step to the last.
+
+With a recurrent matrix the tile has all features, and matrix and state never leave the chip;
+without one, any tile of rows and features is on its own.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels import backend, cell_step
+from pallas_kernels.equations import Arrays, Equations
+from pallas_kernels.tile import Tile, choose_all, outer
+
+
+class Walk(NamedTuple):
+    """What is fixed when a kernel is made.
+
+    Attributes:
+        equations: the cell.
+        steps: T.
+        reverse: from the last step to the first.
+        tile: of the program.
+        precision: of float32 matmuls.
+    """
+
+    equations: Equations
+    steps: int
+    reverse: bool
+    tile: Tile
+    precision: backend.Precision = "highest"
+
+    def time(self, k: jax.Array) -> jax.Array:
+        """The k-th step that is made."""
+        return self.steps - 1 - k if self.reverse else k
+
+    def load_matrix(self, ref: Any | None) -> Arrays:
+        """``{gate: [block_h, block_h]}`` of ``r [H, Gh, H]``, 0 outside; None has no gates."""
+        if ref is None:
+            return {}
+        block = self.tile.block_h
+        whole = self.tile.columns  # Starts at 0, as a traced value: the span may pass the end.
+        valid = self.tile.valid_columns
+        inside = outer(valid, valid, (block, block))
+        return {
+            gate: backend.load(ref, (whole, g, whole), inside)
+            for g, gate in enumerate(self.equations.h_gates)
+        }
+
+
+def forward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+    """All steps of a tile.
+
+    Inputs: ``x_pre [T, B, Gx, H]``, ``r [H, Gh, H]`` or None, ``vectors {name: [H]}``, ``state``
+    and ``restart {name: [B, H]}`` (restart may be None), ``mask`` and ``resets [T, B]`` or None.
+    Outputs: ``history {name: [T, B, H]}`` after each step (not masked) for the names that are
+    there, and ``final {name: [B, H]}``.
+    """
+    equations, tile = walk.equations, walk.tile
+    r = walk.load_matrix(inputs["r"])
+    vectors = tile.load_vectors(inputs["vectors"])
+
+    def step(k: jax.Array, state: Arrays) -> Arrays:
+        t = walk.time(k)
+        reset, real = (tile.load_flags(inputs[name], t) for name in ("resets", "mask"))
+        start = cell_step.restarted(tile, state, inputs["restart"], reset)
+        pre = tile.load_gates(inputs["x_pre"], t, equations.x_gates)
+        for gate, matrix in r.items():
+            column = backend.dot(start["h"], matrix, walk.precision)
+            pre[gate] = pre[gate] + column if gate in pre else column
+        after, state = cell_step.forward(tile, equations, pre, start, vectors, state, real)
+        for name, ref in outputs["history"].items():
+            tile.store(ref, t, value=after[name])
+        return state
+
+    final = lax.fori_loop(0, walk.steps, step, tile.load_all(inputs["state"]))
+    tile.store_all(outputs["final"], final)
+
+
+def backward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+    """All steps of a tile, back in time.
+
+    Inputs: ``pre {"x": [T, B, Gx, H], "h": [T, B, ., H]}``, what the gates saw, of the gates with
+    a column of ``x_pre`` and of the others; ``history {name: [T, B, H]}`` of the state; ``dy
+    [T, B, H]`` and ``dfinal {name: [B, H]}``; the others as in `forward`.
+    Outputs: ``pre``, the cotangents over what the gates saw; ``dstate {name: [B, H]}``;
+    ``drestart`` likewise or None; ``dvectors {name: [B, H]}``, not yet summed over B.
+    """
+    equations, tile = walk.equations, walk.tile
+    r = walk.load_matrix(inputs["r"])
+    vectors = tile.load_vectors(inputs["vectors"])
+    columns = {"x": equations.x_gates, "h": equations.h_only}
+
+    def step(k: jax.Array, carry: tuple[Arrays, Arrays, Arrays]) -> tuple[Arrays, Arrays, Arrays]:
+        dstate, drestart, dvectors = carry
+        k = walk.steps - 1 - k
+        t, before = walk.time(k), walk.time(jnp.maximum(k - 1, 0))
+        start = {
+            name: tile.load(inputs["history"][name], before, when=k > 0)
+            + tile.load(inputs["state"][name], when=k == 0)
+            for name in dstate
+        }
+        reset, real = (tile.load_flags(inputs[name], t) for name in ("resets", "mask"))
+        start = cell_step.restarted(tile, start, inputs["restart"], reset)
+        pre = {}
+        for part, gates in columns.items():
+            pre |= tile.load_gates(inputs["pre"][part], t, gates)
+        dy = tile.load(inputs["dy"], t)
+        dpre, dstart, dvector = cell_step.backward(
+            tile, equations, pre, start, vectors, dstate, dy, real
+        )
+        for part, gates in columns.items():
+            tile.store_gates(outputs["pre"][part], t, {gate: dpre[gate] for gate in gates})
+        for gate, matrix in r.items():
+            product = backend.dot(dpre[gate], matrix, walk.precision, transpose_b=True)
+            dstart["h"] = dstart["h"] + product
+        dstart, taken = cell_step.split_at_reset(tile, dstart, reset, real)
+        drestart = {name: drestart[name] + taken[name] for name in drestart}
+        dvectors = {name: dvectors[name] + dvector[name] for name in dvectors}
+        return choose_all(real, dstart, dstate), drestart, dvectors
+
+    dfinal = tile.load_all(inputs["dfinal"])
+    nothing = {name: tile.zeros() for name in dfinal}
+    start = (
+        dfinal,
+        {} if inputs["restart"] is None else nothing,
+        {name: tile.zeros() for name in vectors},
+    )
+    dstate, drestart, dvectors = lax.fori_loop(0, walk.steps, step, start)
+    tile.store_all(outputs["dstate"], dstate)
+    tile.store_all(outputs["drestart"] or {}, drestart)
+    tile.store_all(outputs["dvectors"], dvectors)

@@ -1,0 +1,23 @@
+"""Tile sizes of the kernels that walk through all steps, and what fits."""
+
+from pallas_kernels.equations import Equations
+from pallas_kernels.targets import Target
+from pallas_kernels.tile import Tiles, power_of_two
+
+
+def resident(hidden: int) -> Tiles:
+    """Tiles of a cell with a recurrent matmul: all features, and the fewest rows of a matmul."""
+    block_h = power_of_two(hidden)
+    return Tiles(block_b=16, block_h=block_h, warps=8 if block_h > 64 else 4)
+
+
+def resident_fits(equations: Equations, hidden: int, itemsize: int, target: Target) -> bool:
+    """Whether the recurrent matrix and the operands of one matmul fit into shared memory."""
+    block_h = power_of_two(hidden)
+    return (len(equations.h_gates) * block_h + 16) * block_h * itemsize <= target.shared_memory
+
+
+def elementwise(hidden: int) -> Tiles:
+    """Tiles of a cell without a recurrent matmul: as many programs as there is work for."""
+    block_h = min(128, power_of_two(hidden))
+    return Tiles(block_b=128 // block_h, block_h=block_h, warps=4)
