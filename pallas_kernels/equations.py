@@ -16,6 +16,7 @@ class Equations(NamedTuple):
         x_gates: names of the columns of ``x_pre [T, B, Gx, H]``.
         h_gates: names of the columns of ``h @ r``; those that stand in both come first in both.
         state_names: fields of the state; ``h``, where there is one, is the output.
+        vector_names: of the rows of ``vectors [N, H]``.
         gates: ``(pre {name: [B, H]}, state {name: [B, H]}, vectors {name: [B, H]}) ->
             (output [B, H], {field: [B, H]} without h)`` on float32 tiles.
     """
@@ -24,6 +25,7 @@ class Equations(NamedTuple):
     x_gates: tuple[str, ...]
     h_gates: tuple[str, ...]
     state_names: tuple[str, ...]
+    vector_names: tuple[str, ...]
     gates: Callable[[Arrays, Arrays, Arrays], tuple[jax.Array, Arrays]]
 
     @property

@@ -100,14 +100,14 @@ class Tile(NamedTuple):
         for j, value in enumerate(values.values()):
             self.store(ref, t, value=value, gate=j)
 
-    def load_all(self, refs: dict[str, Ref]) -> Arrays:
+    def load_all(self, refs: dict[str, Ref], *before: jax.Array) -> Arrays:
         """The tile of each."""
-        return {name: self.load(ref) for name, ref in refs.items()}
+        return {name: self.load(ref, *before) for name, ref in refs.items()}
 
-    def store_all(self, refs: dict[str, Ref], values: Arrays) -> None:
+    def store_all(self, refs: dict[str, Ref], values: Arrays, *before: jax.Array) -> None:
         """Writes the tile of each."""
         for name, ref in refs.items():
-            self.store(ref, value=values[name])
+            self.store(ref, *before, value=values[name])
 
     def load_flags(self, ref: Ref | None, t: jax.Array) -> jax.Array | None:
         """Row ``t`` of flags ``[T, B]`` as bool ``[block_b, 1]``; outside all are False."""
@@ -115,15 +115,12 @@ class Tile(NamedTuple):
             return None
         return (load(ref, (t, self.rows), self.valid_rows) != 0)[:, None]
 
-    def load_vectors(self, refs: dict[str, Ref]) -> Arrays:
-        """``{name: [H]}`` over all rows, so that their cotangents need no sum in the loop."""
+    def load_vectors(self, ref: Ref | None, names: tuple[str, ...]) -> Arrays:
+        """Each row of ``[N, H]``, over all rows of the tile: so its cotangent needs no sum."""
         shape = (self.block_b, self.block_h)
-        return {
-            name: jnp.broadcast_to(
-                load(ref, (self.columns,), self.valid_columns).astype(jnp.float32)[None], shape
-            )
-            for name, ref in refs.items()
-        }
+        rows = [load(ref, (j, self.columns), self.valid_columns) for j in range(len(names))]
+        rows = [jnp.broadcast_to(row.astype(jnp.float32)[None], shape) for row in rows]
+        return dict(zip(names, rows, strict=True))
 
     def zeros(self) -> jax.Array:
         """A tile of zeros in float32."""

@@ -24,6 +24,10 @@ ROOMS = {
         {"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.recurrence", "pallas_kernels"},
         {"jax"},
     ),
+    "jaxrnn/recurrence/choice.py": (
+        {"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.recurrence", "pallas_kernels.targets"},
+        {"jax"},
+    ),
     "jaxrnn/nnx.py": ({"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.recurrence"}, {"jax", "flax"}),
     "jaxrnn/linen.py": ({"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.recurrence"}, {"jax", "flax"}),
     "jaxrnn/models": (
@@ -59,7 +63,11 @@ ONLY_IN = {
     "optax": ("jaxrnn/train",),
     "matplotlib": ("jaxrnn/train",),
     "jax.experimental.pallas": ("pallas_kernels/backend.py",),
-    "pallas_kernels": ("jaxrnn/recurrence/fused.py", "pallas_kernels"),
+    "pallas_kernels": (
+        "jaxrnn/recurrence/choice.py",
+        "jaxrnn/recurrence/fused.py",
+        "pallas_kernels",
+    ),
     # The commands stand above the trainer; `jaxrnn.load` is its only way in, and lazy.
     "jaxrnn.train": (
         "jaxrnn/train",
@@ -139,7 +147,7 @@ HEAVY = (
     "jaxrnn.train",
     "jaxrnn.data",
     "jaxrnn.models",
-    "pallas_kernels",
+    "pallas_kernels.backend",
 )
 
 

@@ -91,11 +91,12 @@ def sru(
         if "w_highway" in params:
             w_x = jnp.concatenate([w_x, params["w_highway"][:, None] * alpha], axis=1)
         x_pre = jnp.einsum("tbi,igh->tbgh", x, w_x)
+        u, gates, highway = x_pre[:, :, :1], x_pre[:, :, 1:3], x_pre[:, :, 3:]
         if "w_highway" not in params:
-            x_pre = jnp.concatenate([x_pre, x[:, :, None] * alpha], axis=2)
+            highway = x[:, :, None] * alpha
         if "b" in params:
-            x_pre = x_pre + jnp.pad(params["b"], ((1, 1), (0, 0)))
-        return x_pre
+            gates = gates + params["b"]
+        return jnp.concatenate([u, gates, highway], axis=2)
 
     return Cell(
         name="sru",

@@ -4,7 +4,7 @@ Imported late: a machine without a GPU never loads the kernels.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -64,11 +64,12 @@ class Saved(NamedTuple):
 
     Attributes:
         inputs: of the loop.
-        history: the state after each step, ``{name: [T, B, H]}`` in the compute dtype.
+        states: ``{name: [T, B, H]}`` in the compute dtype: what each step started from, or for the
+            step family, whose output it is too, what each step left.
     """
 
     inputs: Inputs
-    history: dict[str, Array]
+    states: dict[str, Array]
 
 
 def plan(cell: Cell, weights: LoopWeights, hidden: int, state: State, dtype: Any) -> Plan | str:
@@ -101,8 +102,8 @@ def plan(cell: Cell, weights: LoopWeights, hidden: int, state: State, dtype: Any
             return (
                 f"the vector {name!r} is {vector.shape}, and the fused kernels want [H = {hidden}]"
             )
-    equation = equations(cell)
-    if reason := unfit(equation, hidden, weights.vectors):
+    equation = equations(cell, tuple(weights.vectors))
+    if reason := unfit(equation, hidden):
         return f"the gates of {cell.name} {reason}"
     if not cell.h_gates:
         return Plan("elementwise", walk_tiles.elementwise(hidden), precision())
@@ -117,12 +118,11 @@ def precision() -> Precision:
     return "tf32" if named in ("tensorfloat32", "TF32_TF32_F32") else "highest"
 
 
-def unfit(equation: Equations, hidden: int, vectors: Iterable[str]) -> str | None:
+def unfit(equation: Equations, hidden: int) -> str | None:
     """Why gates cannot be part of a kernel: what the compiler of kernels has no code for."""
     tile = jax.ShapeDtypeStruct((16, power_of_two(hidden)), jnp.float32)
-    pre = dict.fromkeys((*equation.x_gates, *equation.h_only), tile)
-    state = dict.fromkeys(equation.state_names, tile)
-    traced = jax.make_jaxpr(equation.after)(pre, state, dict.fromkeys(vectors, tile))
+    names = (equation.x_gates + equation.h_only, equation.state_names, equation.vector_names)
+    traced = jax.make_jaxpr(equation.after)(*(dict.fromkeys(part, tile) for part in names))
     if traced.consts:
         shapes = ", ".join(str(jnp.shape(const)) for const in traced.consts)
         return f"use arrays of shape {shapes} from outside; make them vectors of its loop_weights"
@@ -131,50 +131,62 @@ def unfit(equation: Equations, hidden: int, vectors: Iterable[str]) -> str | Non
 
 
 @lru_cache
-def equations(cell: Cell) -> Equations:
+def equations(cell: Cell, vector_names: tuple[str, ...]) -> Equations:
     """The cell as kernels see it."""
 
     def gates(pre, state, vectors):
         return cell.gates(xla.activated(cell, pre), cell.state_type(**state), vectors)
 
     name = re.sub(r"\W+", "_", cell.name).strip("_")
-    return Equations(name, cell.x_gates, cell.h_gates, cell.state_names, gates)
+    return Equations(name, cell.x_gates, cell.h_gates, cell.state_names, vector_names, gates)
+
+
+def launch(loop: Loop, inputs: Inputs) -> walk.Launch | step.Launch:
+    """The kernels of a loop."""
+    equation, plan = equations(loop.cell, tuple(inputs.weights.vectors)), loop.plan
+    if plan.family == "step":
+        return step.Launch(equation, plan.tiles, loop.reverse, plan.precision)
+    return walk.Launch(equation, plan.family, plan.tiles, loop.reverse, plan.precision)
 
 
 def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Array, State, Saved]:
     """Runs the cell over time: arguments and results of `xla.forward`, by a kernel."""
-    history, final = launch(loop).forward(arrays(inputs) | {"x_pre": inputs.x_pre}, save)
-    y = history[equations(loop.cell).output_name]
+    given = arrays(inputs) | {"x_pre": inputs.x_pre, "state": inputs.state._asdict()}
+    done = launch(loop, inputs).forward(given, save)
+    stepwise = loop.plan.family == "step"
+    y = done["history"]["h"] if stepwise else done["y"]
     if inputs.mask is not None:
         y = jnp.where(inputs.mask[:, :, None], y, 0)
-    states = {name: history[name] for name in loop.cell.state_names if name in history}
-    return y, loop.cell.state_type(**final), Saved(inputs, states)
+    saved = Saved(inputs, done["history" if stepwise else "start"])
+    return y, loop.cell.state_type(**done["final"]), saved
 
 
 def backward(loop: Loop, saved: Saved, dy: Array, dfinal: State) -> Inputs:
     """The adjoint of `forward`: arguments and results of `xla.backward`, by a kernel."""
     cell, inputs = loop.cell, saved.inputs
     weights = inputs.weights
-    start_h = starts(loop, inputs, saved.history["h"]) if cell.h_gates else None
-    given = {"history": saved.history, "dy": dy, "dfinal": dfinal._asdict(), **arrays(inputs)}
-    if loop.plan.family == "resident":
-        given["pre"] = gate_inputs(cell, weights.r, inputs.x_pre, start_h)
-    else:
-        given["pre"] = {"x": inputs.x_pre, "h": None}
-    d = launch(loop).backward(given)
+    start_h = None
+    given = arrays(inputs) | {"dy": dy, "dfinal": dfinal._asdict()}
+    given["pre"] = {"x": inputs.x_pre, "h": None}
+    match loop.plan.family:
+        case "elementwise":
+            given["start"] = saved.states
+        case "resident":
+            given["start"], start_h = saved.states, saved.states["h"]
+            given["pre"] = gate_inputs(cell, weights.r, inputs.x_pre, start_h)
+        case "step":
+            given |= {"history": saved.states, "state": inputs.state._asdict()}
+            start_h = starts(loop, inputs, saved.states["h"])
+    d = launch(loop, inputs).backward(given)
     dr = None
     if start_h is not None:
         block = recurrent_block(cell, d["pre"])
         dr = xla.sum_of_products(start_h, block, weights.r)
         if loop.plan.family == "step":
             d = with_first_matmul(loop, inputs, d, block[-1 if loop.reverse else 0])
-    dvectors = {
-        name: rows.sum(0).astype(weights.vectors[name].dtype)
-        for name, rows in d["dvectors"].items()
-    }
     drestart = None if d["drestart"] is None else cell.state_type(**d["drestart"])
-    dstate = cell.state_type(**d["dstate"])
-    return Inputs(LoopWeights(dr, None, dvectors), d["pre"]["x"], dstate, drestart)
+    dweights = LoopWeights(dr, None, unstacked(weights.vectors, d["dvectors"]))
+    return Inputs(dweights, d["pre"]["x"], cell.state_type(**d["dstate"]), drestart)
 
 
 def with_first_matmul(
@@ -192,14 +204,6 @@ def with_first_matmul(
     }
 
 
-def launch(loop: Loop) -> walk.Launch | step.Launch:
-    """The kernels of a loop."""
-    equation, plan = equations(loop.cell), loop.plan
-    if plan.family == "step":
-        return step.Launch(equation, plan.tiles, loop.reverse, plan.precision)
-    return walk.Launch(equation, plan.family, plan.tiles, loop.reverse, plan.precision)
-
-
 def arrays(inputs: Inputs) -> dict[str, Any]:
     """What the kernels of both passes read."""
 
@@ -208,12 +212,24 @@ def arrays(inputs: Inputs) -> dict[str, Any]:
 
     return {
         "r": inputs.weights.r,
-        "vectors": dict(inputs.weights.vectors),
-        "state": inputs.state._asdict(),
+        "vectors": stacked(inputs.weights.vectors),
         "restart": None if inputs.restart is None else inputs.restart._asdict(),
         "mask": flags(inputs.mask),
         "resets": flags(inputs.resets),
     }
+
+
+def stacked(vectors: Mapping[str, Array]) -> Array | None:
+    """``[N, H]`` of N vectors: one array costs fewer launches to make than N."""
+    return jnp.stack(list(vectors.values())) if vectors else None
+
+
+def unstacked(vectors: Mapping[str, Array], d: Array | None) -> dict[str, Array]:
+    """Cotangents of the vectors, of ``[N, B, H]`` per row of the batch."""
+    if d is None:
+        return {}
+    sums = d.sum(1)
+    return {name: sums[j].astype(v.dtype) for j, (name, v) in enumerate(vectors.items())}
 
 
 def starts(loop: Loop, inputs: Inputs, history: Array) -> Array:

@@ -89,8 +89,8 @@ def forward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> None
     """One step of a tile.
 
     Inputs: ``k [1]``, the step's number; ``x_pre [T, B, Gx, H]``; ``r [H, Gh, H]``; ``vectors
-    {name: [H]}``; ``initial {name: [B, H]}``, the state before the first step; ``restart`` likewise
-    or None; ``mask`` and ``resets [T, B]`` or None; ``history {name: [T, B, H]}``, at least of
+    [N, H]`` or None; ``initial {name: [B, H]}``, the state before the first step; ``restart``
+    likewise or None; ``mask`` and ``resets [T, B]`` or None; ``history {name: [T, B, H]}``, at least of
     ``h``; ``state {name: [B, H]}`` before this step.
     Outputs: ``k`` of the next step; ``history`` and ``state``, in place.
     """
@@ -98,14 +98,13 @@ def forward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> None
     k = backend.load(inputs["k"], (0,))
     t = step.time(k)
     reset, real = (tile.load_flags(inputs[name], t) for name in ("resets", "mask"))
-    vectors = tile.load_vectors(inputs["vectors"])
+    vectors = tile.load_vectors(inputs["vectors"], equations.vector_names)
     state = tile.load_all(inputs["state"])
     start = cell_step.restarted(tile, state, inputs["restart"], reset)
     pre = tile.load_gates(inputs["x_pre"], t, equations.x_gates)
     pre = add(pre, step.recurrent_columns(inputs, k, reset))
     after, state = cell_step.forward(tile, equations, pre, start, vectors, state, real)
-    for name, ref in outputs["history"].items():
-        tile.store(ref, t, value=after[name])
+    tile.store_all(outputs["history"], after, t)
     tile.store_all(outputs["state"], state)
     backend.store(outputs["k"], (0,), k + 1, None)
 
@@ -117,14 +116,14 @@ def backward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
     [T, B, H]``. In place, so that they are outputs too: ``pre {"x": [T, B, Gx, H], "h": [T, B, .,
     H]}``, which takes the cotangents of what the gates saw; ``dstate {name: [B, H]}`` of the state
     after this step, less the path through ``h @ r`` of the step behind it; ``drestart`` likewise or
-    None; ``dvectors {name: [B, H]}``, not summed over B; ``k``, which goes down.
+    None; ``dvectors [N, B, H]`` or None, not summed over B; ``k``, which goes down.
     """
     tile, equations = step.tile, step.equations
     k = backend.load(inputs["k"], (0,))
     t = step.time(k)
     reset, real = (tile.load_flags(inputs[name], t) for name in ("resets", "mask"))
     dstate = tile.load_all(inputs["dstate"])
-    drestart = {} if inputs["restart"] is None else tile.load_all(inputs["drestart"])
+    drestart = tile.load_all(inputs["drestart"] or {})
 
     dh = {"h": through_matmul(step, inputs, k + 1)}
     flags = (tile.load_flags(inputs[name], step.time(k + 1)) for name in ("resets", "mask"))
@@ -133,7 +132,7 @@ def backward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
     if drestart:
         drestart["h"] = drestart["h"] + to_restart["h"]
 
-    vectors = tile.load_vectors(inputs["vectors"])
+    vectors = tile.load_vectors(inputs["vectors"], equations.vector_names)
     start = {
         name: step.before(inputs["history"][name], inputs["initial"][name], k, tile)
         for name in dstate
@@ -151,8 +150,9 @@ def backward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
     tile.store_all(outputs["dstate"], choose_all(real, dstart, dstate))
     if drestart:
         tile.store_all(outputs["drestart"], {n: drestart[n] + taken[n] for n in drestart})
-    for name, ref in outputs["dvectors"].items():
-        tile.store(ref, value=tile.load(inputs["dvectors"][name]) + dvectors[name])
+    for j, name in enumerate(equations.vector_names):
+        sums = tile.load(inputs["dvectors"], j) + dvectors[name]
+        tile.store(outputs["dvectors"], j, value=sums)
     backend.store(outputs["k"], (0,), k - 1, None)
 
 

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import backend
-from pallas_kernels.equations import Arrays, Equations
+from pallas_kernels.equations import Equations
 from pallas_kernels.step import kernels
 from pallas_kernels.step.tiles import StepTiles
 from pallas_kernels.tile import Tile
 
 
 class Launch(NamedTuple):
-    """A layer's run through time: the same calls as `walk.launch.Launch`.
+    """A layer's run through time, as `walk.launch.Launch`, but for what is saved.
 
     Attributes:
         equations: the cell.
@@ -29,58 +29,62 @@ class Launch(NamedTuple):
     reverse: bool = False
     precision: backend.Precision = "highest"
 
-    def forward(self, inputs: dict[str, Any], save: bool) -> tuple[Arrays, Arrays]:
-        """Runs all steps; see `walk.launch.Launch.forward`."""
+    def forward(self, inputs: dict[str, Any], save: bool) -> dict[str, Any]:
+        """Runs all steps.
+
+        Args:
+            inputs: of `walk.kernels.forward`.
+            save: keep the whole state of all steps, not only the output.
+
+        Returns:
+            ``history {name: [T, B, H]}``, the state after each step in the dtype of ``x_pre``,
+            with ``h``, the output, not masked; and ``final {name: [B, H]}`` in float32.
+        """
         x_pre = inputs["x_pre"]
         steps, batch, _, hidden = x_pre.shape
-        names = self.equations.history_names if save else (self.equations.output_name,)
         # Each row is written before it is read; NaN shows where that would not be so.
-        history = {n: jnp.full((steps, batch, hidden), jnp.nan, x_pre.dtype) for n in names}
-        initial = inputs["state"]
-        fixed = {
-            **{name: inputs[name] for name in ("r", "vectors", "restart", "mask", "resets")},
-            "x_pre": x_pre,
-            "initial": initial,
-        }
+        history = jnp.full((steps, batch, hidden), jnp.nan, x_pre.dtype)
+        fixed = {name: a for name, a in inputs.items() if name != "state"}
         carry = {
             "k": jnp.zeros((1,), jnp.int32),
-            "history": history,
-            "state": {name: a.astype(jnp.float32) for name, a in initial.items()},
+            "history": dict.fromkeys(self.equations.state_names if save else ("h",), history),
+            "state": inputs["state"],
         }
+        fixed["initial"] = inputs["state"]
         carry = self._run(kernels.forward, "forward", fixed, carry, x_pre.shape)
-        return carry["history"], carry["state"]
+        return {"history": carry["history"], "final": carry["state"]}
 
     def backward(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The adjoint of `forward`.
 
         Args:
-            inputs: of `walk.launch.Launch.backward`, but that ``pre`` holds ``x_pre``: a launch
-                computes the gates again.
+            inputs: of `walk.kernels.backward`, but that ``pre`` holds ``x_pre``, since a launch
+                computes the gates again, and that ``history``, ``state`` and ``restart`` stand for
+                ``start``.
 
         Returns:
-            the results of `walk.launch.Launch.backward`, but that ``dstate`` and ``drestart`` lack
-            the path through ``h @ r`` of the first step.
+            the outputs of `walk.kernels.backward`, but that ``dstate`` and ``drestart`` lack the
+            path through ``h @ r`` of the first step.
         """
         x_pre = inputs["pre"]["x"]
         steps, batch, _, hidden = x_pre.shape
         equations = self.equations
-        h_only = (steps, batch, len(equations.h_only), hidden)
-        names = ("r", "vectors", "restart", "mask", "resets", "history", "dy")
-        fixed = {name: inputs[name] for name in names} | {"initial": inputs["state"]}
-
-        def zeros(names: Any) -> Arrays:
-            return {name: jnp.zeros((batch, hidden), jnp.float32) for name in names}
-
+        h_only, vectors = len(equations.h_only), len(equations.vector_names)
+        row = jnp.zeros((batch, hidden), jnp.float32)
         carry = {
             "k": jnp.full((1,), steps - 1, jnp.int32),
             "pre": {
                 "x": x_pre,
-                "h": jnp.full(h_only, jnp.nan, x_pre.dtype) if equations.h_only else None,
+                "h": jnp.full((steps, batch, h_only, hidden), jnp.nan, x_pre.dtype)
+                if h_only
+                else None,
             },
             "dstate": inputs["dfinal"],
-            "drestart": None if inputs["restart"] is None else zeros(inputs["restart"]),
-            "dvectors": zeros(inputs["vectors"]),
+            "drestart": None if inputs["resets"] is None else dict.fromkeys(inputs["state"], row),
+            "dvectors": jnp.zeros((vectors, batch, hidden), jnp.float32) if vectors else None,
         }
+        names = ("r", "vectors", "restart", "mask", "resets", "history", "dy")
+        fixed = {name: inputs[name] for name in names} | {"initial": inputs["state"]}
         return self._run(kernels.backward, "backward", fixed, carry, x_pre.shape)
 
     def _run(

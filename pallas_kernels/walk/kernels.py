@@ -7,7 +7,6 @@ without one, any tile of rows and features is on its own.
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import backend, cell_step
@@ -53,26 +52,26 @@ class Walk(NamedTuple):
 def forward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
     """All steps of a tile.
 
-    Inputs: ``x_pre [T, B, Gx, H]``, ``r [H, Gh, H]`` or None, ``vectors {name: [H]}``, ``state``
-    and ``restart {name: [B, H]}`` (restart may be None), ``mask`` and ``resets [T, B]`` or None.
-    Outputs: ``history {name: [T, B, H]}`` after each step (not masked) for the names that are
-    there, and ``final {name: [B, H]}``.
+    Inputs: ``x_pre [T, B, Gx, H]``; ``r [H, Gh, H]`` or None; ``vectors [N, H]`` or None; ``state``
+    and ``restart {name: [B, H]}`` (restart may be None); ``mask`` and ``resets [T, B]`` or None.
+    Outputs: ``y [T, B, H]``, not masked; ``start {name: [T, B, H]}``, what each step started from
+    after its reset, or None; ``final {name: [B, H]}``.
     """
     equations, tile = walk.equations, walk.tile
     r = walk.load_matrix(inputs["r"])
-    vectors = tile.load_vectors(inputs["vectors"])
+    vectors = tile.load_vectors(inputs["vectors"], equations.vector_names)
 
     def step(k: jax.Array, state: Arrays) -> Arrays:
         t = walk.time(k)
         reset, real = (tile.load_flags(inputs[name], t) for name in ("resets", "mask"))
         start = cell_step.restarted(tile, state, inputs["restart"], reset)
+        tile.store_all(outputs["start"] or {}, start, t)
         pre = tile.load_gates(inputs["x_pre"], t, equations.x_gates)
         for gate, matrix in r.items():
             column = backend.dot(start["h"], matrix, walk.precision)
             pre[gate] = pre[gate] + column if gate in pre else column
         after, state = cell_step.forward(tile, equations, pre, start, vectors, state, real)
-        for name, ref in outputs["history"].items():
-            tile.store(ref, t, value=after[name])
+        tile.store(outputs["y"], t, value=after[equations.output_name])
         return state
 
     final = lax.fori_loop(0, walk.steps, step, tile.load_all(inputs["state"]))
@@ -83,27 +82,21 @@ def backward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
     """All steps of a tile, back in time.
 
     Inputs: ``pre {"x": [T, B, Gx, H], "h": [T, B, ., H]}``, what the gates saw, of the gates with
-    a column of ``x_pre`` and of the others; ``history {name: [T, B, H]}`` of the state; ``dy
-    [T, B, H]`` and ``dfinal {name: [B, H]}``; the others as in `forward`.
+    a column of ``x_pre`` and of the others; ``start`` as `forward` left it; ``dy [T, B, H]`` and
+    ``dfinal {name: [B, H]}``; ``r``, ``vectors``, ``mask`` and ``resets`` as in `forward`.
     Outputs: ``pre``, the cotangents over what the gates saw; ``dstate {name: [B, H]}``;
-    ``drestart`` likewise or None; ``dvectors {name: [B, H]}``, not yet summed over B.
+    ``drestart`` likewise, None without resets; ``dvectors [N, B, H]``, not yet summed over B.
     """
     equations, tile = walk.equations, walk.tile
     r = walk.load_matrix(inputs["r"])
-    vectors = tile.load_vectors(inputs["vectors"])
+    vectors = tile.load_vectors(inputs["vectors"], equations.vector_names)
     columns = {"x": equations.x_gates, "h": equations.h_only}
 
     def step(k: jax.Array, carry: tuple[Arrays, Arrays, Arrays]) -> tuple[Arrays, Arrays, Arrays]:
         dstate, drestart, dvectors = carry
-        k = walk.steps - 1 - k
-        t, before = walk.time(k), walk.time(jnp.maximum(k - 1, 0))
-        start = {
-            name: tile.load(inputs["history"][name], before, when=k > 0)
-            + tile.load(inputs["state"][name], when=k == 0)
-            for name in dstate
-        }
+        t = walk.time(walk.steps - 1 - k)
         reset, real = (tile.load_flags(inputs[name], t) for name in ("resets", "mask"))
-        start = cell_step.restarted(tile, start, inputs["restart"], reset)
+        start = tile.load_all(inputs["start"], t)
         pre = {}
         for part, gates in columns.items():
             pre |= tile.load_gates(inputs["pre"][part], t, gates)
@@ -122,13 +115,10 @@ def backward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
         return choose_all(real, dstart, dstate), drestart, dvectors
 
     dfinal = tile.load_all(inputs["dfinal"])
-    nothing = {name: tile.zeros() for name in dfinal}
-    start = (
-        dfinal,
-        {} if inputs["restart"] is None else nothing,
-        {name: tile.zeros() for name in vectors},
-    )
-    dstate, drestart, dvectors = lax.fori_loop(0, walk.steps, step, start)
+    drestart = dict.fromkeys(dfinal if outputs["drestart"] else (), tile.zeros())
+    carry = (dfinal, drestart, dict.fromkeys(vectors, tile.zeros()))
+    dstate, drestart, dvectors = lax.fori_loop(0, walk.steps, step, carry)
     tile.store_all(outputs["dstate"], dstate)
     tile.store_all(outputs["drestart"] or {}, drestart)
-    tile.store_all(outputs["dvectors"], dvectors)
+    for j, name in enumerate(equations.vector_names):
+        tile.store(outputs["dvectors"], j, value=dvectors[name])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import backend
-from pallas_kernels.equations import Arrays, Equations
+from pallas_kernels.equations import Equations
 from pallas_kernels.tile import Tile, Tiles
 from pallas_kernels.walk import kernels
 
@@ -29,42 +29,40 @@ class Launch(NamedTuple):
     reverse: bool = False
     precision: backend.Precision = "highest"
 
-    def forward(self, inputs: dict[str, Any], save: bool) -> tuple[Arrays, Arrays]:
-        """Runs all steps.
+    def forward(self, inputs: dict[str, Any], save: bool) -> dict[str, Any]:
+        """Runs all steps: inputs and results are those of `kernels.forward`.
 
-        Args:
-            inputs: of `kernels.forward`.
-            save: keep the states of all steps, for `backward`.
-
-        Returns:
-            the history, ``{name: [T, B, H]}`` in the dtype of ``x_pre`` (without ``save`` of the
-            output alone), and the final state ``{name: [B, H]}`` in float32.
+        ``y`` and ``start`` (None without ``save``) have the dtype of ``x_pre``, ``final`` float32.
         """
         steps, batch, _, hidden = inputs["x_pre"].shape
-        dtype = inputs["x_pre"].dtype
-        names = self.equations.history_names if save else (self.equations.output_name,)
+        history = jax.ShapeDtypeStruct((steps, batch, hidden), inputs["x_pre"].dtype)
         outputs = {
-            "history": {n: jax.ShapeDtypeStruct((steps, batch, hidden), dtype) for n in names},
-            "final": like_state(inputs["state"]),
+            "y": history,
+            "start": dict.fromkeys(inputs["state"], history) if save else None,
+            "final": dict.fromkeys(inputs["state"], self._row(history)),
         }
-        results = self._call(kernels.forward, "forward", inputs, outputs, inputs["x_pre"].shape)
-        return results["history"], results["final"]
+        return self._call(kernels.forward, "forward", inputs, outputs, inputs["x_pre"].shape)
 
     def backward(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The adjoint of `forward`: inputs and results are those of `kernels.backward`."""
-        batch, hidden = inputs["pre"]["x"].shape[1::2]
-        state = like_state(inputs["state"])
+        pre = inputs["pre"]
+        state = dict.fromkeys(inputs["dfinal"], self._row(inputs["dy"]))
+        dvectors = jax.ShapeDtypeStruct(
+            (len(self.equations.vector_names), *inputs["dy"].shape[1:]), jnp.float32
+        )
         outputs = {
-            "pre": jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), inputs["pre"]),
+            "pre": jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), pre),
             "dstate": state,
-            "drestart": None if inputs["restart"] is None else state,
-            "dvectors": {
-                name: jax.ShapeDtypeStruct((batch, hidden), jnp.float32)
-                for name in inputs["vectors"]
-            },
+            "drestart": None if inputs["resets"] is None else state,
+            "dvectors": dvectors if self.equations.vector_names else None,
         }
-        shape = inputs["pre"]["x"].shape
-        return self._call(kernels.backward, "backward", inputs, outputs, shape, in_place=("pre",))
+        return self._call(
+            kernels.backward, "backward", inputs, outputs, pre["x"].shape, in_place=("pre",)
+        )
+
+    def _row(self, history: Any) -> jax.ShapeDtypeStruct:
+        """One step of a history, in float32."""
+        return jax.ShapeDtypeStruct(history.shape[1:], jnp.float32)
 
     def _call(
         self,
@@ -94,8 +92,3 @@ class Launch(NamedTuple):
             stages=stages,
             in_place=in_place,
         )
-
-
-def like_state(state: Arrays) -> dict[str, jax.ShapeDtypeStruct]:
-    """Types of arrays like the state's, in float32."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), state)
