@@ -1,14 +1,15 @@
 """`recurrence`: checks, dtypes and the choice of how to run, made here once."""
 
 import math
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
 from jaxrnn._typing import Array, ArrayLike, DTypeLike, Params, State
 from jaxrnn.cells.base import Cell
-from jaxrnn.recurrence import checks, choice, chunks, sequence, xla
+from jaxrnn.recurrence import checks, choice, chunks, mesh, sequence, xla
 from jaxrnn.recurrence.choice import Implementation
 from jaxrnn.recurrence.loop import Inputs, Loop
 from jaxrnn.recurrence.vjp import time_loop
@@ -70,19 +71,55 @@ def recurrence(
     """
     steps, batch = checks.inputs(x)
     dtype = dtype or jnp.result_type(x, *jax.tree.leaves(params))
-    params, x = jax.tree.map(lambda a: a.astype(dtype), (params, x))
     checks.choice("implementation", implementation, get_args(Implementation))
     checks.choice("remat", remat, get_args(Remat))
     if autodiff and implementation == "pallas":
-        raise ValueError(
-            'autodiff differentiates the scan, so implementation should not be "pallas"'
-        )
+        raise ValueError("autodiff differentiates the scan, which is not implementation 'pallas'")
+    if autodiff:
+        implementation = "xla"
 
     initial = cell.init_state(params, batch, xla.accumulator(dtype))
     state = initial if state is None else checks.state(cell, state, initial)
     mask = checks.flags("mask", mask, steps, batch)
     resets = checks.flags("resets", resets, steps, batch)
     mask = sequence.step_mask(steps, checks.lengths(lengths, batch), mask)
+    run = partial(
+        run_rows,
+        cell,
+        reverse=reverse,
+        dtype=dtype,
+        implementation=implementation,
+        remat=remat,
+        autodiff=autodiff,
+    )
+    rows = Rows(params, x, state, initial, mask, resets)
+    return mesh.over_explicit_batch(run, rows, jax.typeof(x), axes=Rows(None, 1, 0, 0, 1, 1))
+
+
+class Rows(NamedTuple):
+    """The arrays of a call, checked."""
+
+    params: Any
+    x: Any
+    state: Any
+    initial: Any
+    mask: Any
+    resets: Any
+
+
+def run_rows(
+    cell: Cell,
+    rows: Rows,
+    *,
+    reverse: bool,
+    dtype: DTypeLike,
+    implementation: Implementation | None,
+    remat: Remat | None,
+    autodiff: bool,
+) -> tuple[Array, State]:
+    """`recurrence` after its checks, on the rows of the batch that this program has."""
+    params, x, state, initial, mask, resets = mesh.vary_together(*rows)
+    params, x = jax.tree.map(lambda a: a.astype(dtype), (params, x))
     if mask is not None:
         x = jnp.where(mask[:, :, None], x, 0)
     if resets is not None and reverse:
@@ -92,8 +129,6 @@ def recurrence(
     weights = cell.loop_weights(params)
     checks.cell(cell, weights)
     x_pre = jax.eval_shape(cell.project_inputs, params, x)
-    if autodiff and implementation is None:
-        implementation = "xla"
     plan = choice.plan(implementation, cell, weights, x_pre.shape[-1], initial, dtype)
     remat = remat or ("gates" if choice.on_gpu() else "none")
     loop = Loop(cell, reverse, keep="states" if remat == "gates" else "gates", plan=plan)
@@ -110,6 +145,7 @@ def recurrence(
             y, state = result
         return state, y
 
+    steps = x.shape[0]
     if remat == "chunk":
         chunk = max(1, math.isqrt(steps))
         piece = jax.checkpoint(piece, prevent_cse=False)

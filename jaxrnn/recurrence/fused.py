@@ -15,6 +15,7 @@ from jaxrnn._typing import Array, State
 from jaxrnn.cells.base import Cell, LoopWeights
 from jaxrnn.recurrence import xla
 from jaxrnn.recurrence.loop import Inputs, Loop
+from jaxrnn.recurrence.mesh import over_batch
 from pallas_kernels import targets
 from pallas_kernels.equations import Equations
 from pallas_kernels.step import launch as step
@@ -42,6 +43,29 @@ UNFIT = {
     "slice",
     "sort",
     "split",
+}
+
+
+# Of all arrays that kernels take and return, by name.
+BATCH_AXIS = {
+    "x_pre": 1,
+    "pre": 1,
+    "r": None,
+    "vectors": None,
+    "dvectors": 1,
+    "mask": 1,
+    "resets": 1,
+    "y": 1,
+    "dy": 1,
+    "start": 1,
+    "history": 1,
+    "state": 0,
+    "restart": 0,
+    "final": 0,
+    "dfinal": 0,
+    "dstate": 0,
+    "drestart": 0,
+    "k": None,
 }
 
 
@@ -152,7 +176,8 @@ def launch(loop: Loop, inputs: Inputs) -> walk.Launch | step.Launch:
 def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Array, State, Saved]:
     """Runs the cell over time: arguments and results of `xla.forward`, by a kernel."""
     given = arrays(inputs) | {"x_pre": inputs.x_pre, "state": inputs.state._asdict()}
-    done = launch(loop, inputs).forward(given, save)
+    kernels = launch(loop, inputs)
+    done = over_batch(lambda given: kernels.forward(given, save), given, BATCH_AXIS)
     stepwise = loop.plan.family == "step"
     y = done["history"]["h"] if stepwise else done["y"]
     if inputs.mask is not None:
@@ -177,7 +202,7 @@ def backward(loop: Loop, saved: Saved, dy: Array, dfinal: State) -> Inputs:
         case "step":
             given |= {"history": saved.states, "state": inputs.state._asdict()}
             start_h = starts(loop, inputs, saved.states["h"])
-    d = launch(loop, inputs).backward(given)
+    d = over_batch(launch(loop, inputs).backward, given, BATCH_AXIS)
     dr = None
     if start_h is not None:
         block = recurrent_block(cell, d["pre"])

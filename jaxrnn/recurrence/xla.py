@@ -253,7 +253,12 @@ def dx_pre(cell: Cell, d: Cotangents) -> Array:
 
 
 def sum_of_products(a: Array, b: Array, like: Array) -> Array:
-    """``sum_tb a[t, b, i] b[t, b, j]`` as one matmul, in the shape and dtype of a weight."""
-    a, b = (v.reshape(-1, v.shape[-1]).astype(like.dtype) for v in (a, b))
-    product = jnp.matmul(a.T, b, preferred_element_type=accumulator(like.dtype))
+    """``sum_tb a[t, b, i] b[t, b, j]`` as one matmul, in the shape and dtype of a weight.
+
+    Contracts T and B as two axes: merged into one, a sharded B would be gathered first.
+    """
+    a, b = a.astype(like.dtype), b.astype(like.dtype)
+    steps_and_batch = (((0, 1), (0, 1)), ((), ()))
+    dtype = accumulator(like.dtype)
+    product = lax.dot_general(a, b, steps_and_batch, preferred_element_type=dtype)
     return product.reshape(like.shape).astype(like.dtype)

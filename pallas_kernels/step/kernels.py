@@ -90,8 +90,8 @@ def forward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> None
 
     Inputs: ``k [1]``, the step's number; ``x_pre [T, B, Gx, H]``; ``r [H, Gh, H]``; ``vectors
     [N, H]`` or None; ``initial {name: [B, H]}``, the state before the first step; ``restart``
-    likewise or None; ``mask`` and ``resets [T, B]`` or None; ``history {name: [T, B, H]}``, at least of
-    ``h``; ``state {name: [B, H]}`` before this step.
+    likewise or None; ``mask`` and ``resets [T, B]`` or None; ``history {name: [T, B, H]}``, at
+    least of ``h``; ``state {name: [B, H]}`` before this step.
     Outputs: ``k`` of the next step; ``history`` and ``state``, in place.
     """
     tile, equations = step.tile, step.equations

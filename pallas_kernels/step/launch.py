@@ -128,6 +128,7 @@ class Launch(NamedTuple):
                 carry = one(carry)
             return carry
 
+        carry = backend.made_varying(carry, like=fixed["r"])
         turns, rest = divmod(steps, self.tiles.unroll)
         carry = lax.fori_loop(0, turns, several, carry)
         for _ in range(rest):
