@@ -14,8 +14,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from pallas_kernels import targets
-
 Ref = Any  # a reference to an array in the GPU's memory
 Precision = Literal["highest", "tf32"]
 
@@ -33,6 +31,7 @@ def call(
     warps: int,
     stages: int,
     in_place: tuple[str, ...] = (),
+    interpret: bool = False,
 ) -> dict[str, Any]:
     """Launches ``kernel(input_refs, output_refs)`` once for each point of the grid.
 
@@ -45,6 +44,7 @@ def call(
         warps: of 32 threads, for each program.
         stages: of the software pipeline of loops with a matmul.
         in_place: outputs that take the memory of the input of the same name.
+        interpret: run in Pallas' interpreter, on any machine.
 
     Returns:
         arrays by the names of ``outputs``.
@@ -71,14 +71,13 @@ def call(
         )
 
     body.__name__ = name
-    chosen = targets.current()
     results = pl.pallas_call(
         body,
         grid=grid,
         out_shape=jax.tree.leaves(outputs),
         input_output_aliases=aliases,
         name=name,
-        interpret=chosen is not None and chosen.interpret,
+        interpret=interpret,
         compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
     )(*jax.tree.leaves(inputs))
     return jax.tree.unflatten(jax.tree.structure(outputs), results)

@@ -92,6 +92,36 @@ projected_lstm = Cell(
 )
 
 
+class Hidden(NamedTuple):
+    """A state that is the output."""
+
+    h: jax.Array
+
+
+def minimal_gates(pre, state, vectors):
+    """Zhou et al. (2016) as Flax has it: ``n = tanh(W x + f * (U h))``."""
+    n = jnp.tanh(pre["n"] + pre["f"] * (pre["hn"] + vectors["b_hn"]))
+    return (1 - pre["f"]) * n + pre["f"] * state.h, {}
+
+
+minimal_gated = Cell(
+    name="minimal gated unit",
+    x_gates=("f", "n"),
+    h_gates=("f", "hn"),
+    state_type=Hidden,
+    init_params=random_params(
+        {"w_x": ("I", 2, "H"), "r": ("H", 2, "H"), "b": (2, "H"), "b_hn": ("H",)}
+    ),
+    init_state=lambda params, batch, dtype: Hidden(
+        jnp.zeros((batch, params["b_hn"].shape[0]), dtype)
+    ),
+    project_inputs=affine_inputs,
+    loop_weights=lambda params: LoopWeights(r=params["r"], vectors={"b_hn": params["b_hn"]}),
+    gates=minimal_gates,
+    sigmoid_gates=("f",),
+)
+
+
 def pass_gates(pre, state, vectors):
     """The output is the input, the state counts nothing."""
     return pre["x"], {"c": state.c}
@@ -112,4 +142,4 @@ pass_through = Cell(
     gates=pass_gates,
 )
 
-ALL = {"peephole": peephole_lstm, "projected": projected_lstm}
+ALL = {"peephole": peephole_lstm, "minimal": minimal_gated, "projected": projected_lstm}

@@ -130,6 +130,8 @@ def run_rows(
     checks.cell(cell, weights)
     x_pre = jax.eval_shape(cell.project_inputs, params, x)
     plan = choice.plan(implementation, cell, weights, x_pre.shape[-1], initial, dtype)
+    if not x.size:
+        plan = None  # No kernel is launched over nothing.
     remat = remat or ("gates" if choice.on_gpu() else "none")
     loop = Loop(cell, reverse, keep="states" if remat == "gates" else "gates", plan=plan)
 

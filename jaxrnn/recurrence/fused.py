@@ -20,7 +20,6 @@ from pallas_kernels import targets
 from pallas_kernels.equations import Equations
 from pallas_kernels.step import launch as step
 from pallas_kernels.step import tiles as step_tiles
-from pallas_kernels.tile import power_of_two
 from pallas_kernels.walk import launch as walk
 from pallas_kernels.walk import tiles as walk_tiles
 
@@ -76,11 +75,13 @@ class Plan(NamedTuple):
         family: of kernels: "resident", "step" or "elementwise".
         tiles: how the work is cut up.
         precision: of float32 matmuls.
+        interpret: run in Pallas' interpreter.
     """
 
     family: str
     tiles: Any
     precision: Precision
+    interpret: bool
 
 
 class Saved(NamedTuple):
@@ -130,10 +131,12 @@ def plan(cell: Cell, weights: LoopWeights, hidden: int, state: State, dtype: Any
     if reason := unfit(equation, hidden):
         return f"the gates of {cell.name} {reason}"
     if not cell.h_gates:
-        return Plan("elementwise", walk_tiles.elementwise(hidden), precision())
-    if walk_tiles.resident_fits(equation, hidden, dtype.itemsize, target):
-        return Plan("resident", walk_tiles.resident(hidden), precision())
-    return Plan("step", step_tiles.step(hidden, dtype.itemsize, target), precision())
+        family, tiles = "elementwise", walk_tiles.elementwise(hidden)
+    elif walk_tiles.resident_fits(equation, hidden, dtype.itemsize, target):
+        family, tiles = "resident", walk_tiles.resident(hidden)
+    else:
+        family, tiles = "step", step_tiles.step(hidden, dtype.itemsize, target)
+    return Plan(family, tiles, precision(), target.interpret)
 
 
 def precision() -> Precision:
@@ -144,7 +147,7 @@ def precision() -> Precision:
 
 def unfit(equation: Equations, hidden: int) -> str | None:
     """Why gates cannot be part of a kernel: what the compiler of kernels has no code for."""
-    tile = jax.ShapeDtypeStruct((16, power_of_two(hidden)), jnp.float32)
+    tile = jax.ShapeDtypeStruct((16, hidden), jnp.float32)
     names = (equation.x_gates + equation.h_only, equation.state_names, equation.vector_names)
     traced = jax.make_jaxpr(equation.after)(*(dict.fromkeys(part, tile) for part in names))
     if traced.consts:
@@ -167,10 +170,11 @@ def equations(cell: Cell, vector_names: tuple[str, ...]) -> Equations:
 
 def launch(loop: Loop, inputs: Inputs) -> walk.Launch | step.Launch:
     """The kernels of a loop."""
-    equation, plan = equations(loop.cell, tuple(inputs.weights.vectors)), loop.plan
-    if plan.family == "step":
-        return step.Launch(equation, plan.tiles, loop.reverse, plan.precision)
-    return walk.Launch(equation, plan.family, plan.tiles, loop.reverse, plan.precision)
+    equation = equations(loop.cell, tuple(inputs.weights.vectors))
+    family, tiles, precision, interpret = loop.plan
+    if family == "step":
+        return step.Launch(equation, tiles, loop.reverse, precision, interpret)
+    return walk.Launch(equation, family, tiles, loop.reverse, precision, interpret)
 
 
 def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Array, State, Saved]:

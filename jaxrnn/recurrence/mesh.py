@@ -115,8 +115,8 @@ def over_batch(
 
     @batchable.def_vmap
     def _(axis_size: int, batched: Any, arrays: Arrays) -> tuple[Arrays, Any]:
-        in_axes = jax.tree.map(lambda flag: 0 if flag else None, batched)
-        done = jax.vmap(run, in_axes=(in_axes,), axis_size=axis_size)(arrays)
+        in_axes = jax.tree.map(lambda flag: 0 if flag else None, tuple(batched))
+        done = jax.vmap(run, in_axes=in_axes, axis_size=axis_size)(arrays)
         return done, jax.tree.map(lambda _: True, done)
 
     return batchable(arrays)

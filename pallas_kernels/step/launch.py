@@ -22,12 +22,14 @@ class Launch(NamedTuple):
         tiles: how a step is cut up.
         reverse: from the last step to the first.
         precision: of float32 matmuls.
+        interpret: run in Pallas' interpreter.
     """
 
     equations: Equations
     tiles: StepTiles
     reverse: bool = False
     precision: backend.Precision = "highest"
+    interpret: bool = False
 
     def forward(self, inputs: dict[str, Any], save: bool) -> dict[str, Any]:
         """Runs all steps.
@@ -121,6 +123,7 @@ class Launch(NamedTuple):
                 stages=stages,
                 # Not k: all programs of a launch have to read the same number.
                 in_place=tuple(name for name in carry if name != "k"),
+                interpret=self.interpret,
             )
 
         def several(_: int, carry: dict[str, Any]) -> dict[str, Any]:

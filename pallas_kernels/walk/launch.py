@@ -21,6 +21,7 @@ class Launch(NamedTuple):
         tiles: how the work is cut up.
         reverse: from the last step to the first.
         precision: of float32 matmuls.
+        interpret: run in Pallas' interpreter.
     """
 
     equations: Equations
@@ -28,6 +29,7 @@ class Launch(NamedTuple):
     tiles: Tiles
     reverse: bool = False
     precision: backend.Precision = "highest"
+    interpret: bool = False
 
     def forward(self, inputs: dict[str, Any], save: bool) -> dict[str, Any]:
         """Runs all steps: inputs and results are those of `kernels.forward`.
@@ -91,4 +93,5 @@ class Launch(NamedTuple):
             warps=warps,
             stages=stages,
             in_place=in_place,
+            interpret=self.interpret,
         )
