@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.backend import Ref, load, span, store
+from pallas_kernels.backend import Ref, load, program_id, span, store
 from pallas_kernels.equations import Arrays
 
 
@@ -25,6 +25,10 @@ class Tiles(NamedTuple):
     warps: int
     stages: int = 1
 
+    def grid(self, batch: int, hidden: int) -> tuple[int, int]:
+        """How many programs cover ``[B, H]``."""
+        return -(-batch // self.block_b), -(-hidden // self.block_h)
+
 
 class Tile(NamedTuple):
     """``block_b`` rows and ``block_h`` columns of arrays ``[..., B, H]``.
@@ -38,6 +42,13 @@ class Tile(NamedTuple):
     block_h: int
     batch: int
     hidden: int
+
+    @classmethod
+    def of_program(cls, tiles: Tiles, batch: int, hidden: int) -> "Tile":
+        """The tile of the running program of a grid."""
+        row, column = (program_id(axis) for axis in (0, 1))
+        block_b, block_h = tiles.block_b, tiles.block_h
+        return cls(row * block_b, column * block_h, block_b, block_h, batch, hidden)
 
     @property
     def rows(self):
@@ -91,14 +102,16 @@ class Tile(NamedTuple):
         middle = () if gate is None else (gate,)
         store(ref, (*before, self.rows, *middle, self.columns), value, self.valid)
 
-    def load_gates(self, ref: Ref, t: jax.Array, names: tuple[str, ...]) -> Arrays:
-        """The tile of each column of ``ref[t, B, G, H]``."""
-        return {name: self.load(ref, t, gate=j) for j, name in enumerate(names)}
+    def load_gates(self, ref: Ref, names: tuple[str, ...], *before: jax.Array) -> Arrays:
+        """The tile of each column of ``ref[*before, B, G, H]``."""
+        return {name: self.load(ref, *before, gate=j) for j, name in enumerate(names)}
 
-    def store_gates(self, ref: Ref, t: jax.Array, values: Arrays) -> None:
-        """Writes the tile of each column of ``ref[t, B, G, H]``, in the order of ``values``."""
-        for j, value in enumerate(values.values()):
-            self.store(ref, t, value=value, gate=j)
+    def store_gates(
+        self, ref: Ref, names: tuple[str, ...], values: Arrays, *before: jax.Array
+    ) -> None:
+        """Writes the tile of each column of ``ref[*before, B, G, H]``."""
+        for j, name in enumerate(names):
+            self.store(ref, *before, value=values[name], gate=j)
 
     def load_all(self, refs: dict[str, Ref], *before: jax.Array) -> Arrays:
         """The tile of each."""

@@ -137,6 +137,65 @@ def lstm_step(params: Arrays, x: np.ndarray, state: Arrays):
     return h_after, {"h": h_after, "c": c_after}, backward
 
 
+def normalized(a: np.ndarray):
+    """``(a - mean) / sqrt(var + 1e-5)`` over the last axis, and its adjoint."""
+    deviation = a - a.mean(-1, keepdims=True)
+    scale = 1.0 / np.sqrt((deviation * deviation).mean(-1, keepdims=True) + 1e-5)
+    value = deviation * scale
+
+    def backward(d):
+        along = (d * value).mean(-1, keepdims=True)
+        return scale * (d - d.mean(-1, keepdims=True) - value * along)
+
+    return value, backward
+
+
+def layer_norm_lstm_step(params: Arrays, x: np.ndarray, state: Arrays):
+    """Layer normalization of Ba et al. (2016) in the LSTM, each gate on its own.
+
+    The four columns are gain_x N(W x) + gain_h N(R h) + b;
+    c' = sigmoid(f) c + sigmoid(i) tanh(g);  h' = sigmoid(o) tanh(gain_c N(c') + b_c).
+    """
+    h, c = state["h"], state["c"]
+    from_x, x_adjoint = normalized(matmul(x, params["w_x"]))
+    from_h, h_adjoint = normalized(matmul(h, params["r"]))
+    pre = params["gain_x"] * from_x + params["gain_h"] * from_h + params.get("b", 0.0)
+    i, f, g, o = sigmoid(pre[:, 0]), sigmoid(pre[:, 1]), np.tanh(pre[:, 2]), sigmoid(pre[:, 3])
+    c_after = f * c + i * g
+    content, c_adjoint = normalized(c_after)
+    squashed = np.tanh(params["gain_c"] * content + params["b_c"])
+    h_after = o * squashed
+
+    def backward(doutput, dafter):
+        dh = doutput + dafter["h"]
+        dsquash = dh * o * (1.0 - squashed**2)
+        dc = dafter["c"] + c_adjoint(dsquash * params["gain_c"])
+        dpre = np.stack(
+            [
+                dc * g * i * (1.0 - i),
+                dc * c * f * (1.0 - f),
+                dc * i * (1.0 - g**2),
+                dh * squashed * o * (1.0 - o),
+            ],
+            axis=1,
+        )
+        d_from_x = x_adjoint(dpre * params["gain_x"])
+        d_from_h = h_adjoint(dpre * params["gain_h"])
+        dparams = {
+            "w_x": matmul_to_weight(x, d_from_x),
+            "r": matmul_to_weight(h, d_from_h),
+            "b": dpre.sum(0),
+            "gain_x": (dpre * from_x).sum(0),
+            "gain_h": (dpre * from_h).sum(0),
+            "gain_c": (dsquash * content).sum(0),
+            "b_c": dsquash.sum(0),
+        }
+        dbefore = {"h": matmul_to_input(d_from_h, params["r"]), "c": dc * f}
+        return dparams, matmul_to_input(d_from_x, params["w_x"]), dbefore
+
+    return h_after, {"h": h_after, "c": c_after}, backward
+
+
 def gru_step(params: Arrays, x: np.ndarray, state: Arrays):
     """GRU of Cho et al. (2014) with the reset gate applied after the matmul (torch.nn, cuDNN).
 
@@ -255,6 +314,11 @@ def elman(activation: str = "tanh") -> Oracle:
 def lstm() -> Oracle:
     """The LSTM cell; gates i, f, g, o."""
     return Oracle(lstm_step, ("h", "c"))
+
+
+def layer_norm_lstm() -> Oracle:
+    """The layer-normalized LSTM."""
+    return Oracle(layer_norm_lstm_step, ("h", "c"))
 
 
 def gru(reset_after: bool = True) -> Oracle:

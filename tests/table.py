@@ -34,6 +34,7 @@ CELLS = {
     "elman_tanh": Row(cells.elman(), oracles.elman("tanh")),
     "elman_relu": Row(cells.elman(activation="relu"), oracles.elman("relu")),
     "lstm": Row(cells.lstm(), oracles.lstm()),
+    "layer_norm_lstm": Row(cells.layer_norm_lstm(), oracles.layer_norm_lstm()),
     "gru": Row(cells.gru(), oracles.gru()),
     "gru_reset_before": Row(cells.gru(reset_after=False), oracles.gru(reset_after=False)),
     "sru": Row(cells.sru(highway_bias=HIGHWAY_BIAS), oracles.sru(ALPHA), H),

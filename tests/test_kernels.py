@@ -38,6 +38,8 @@ def interpreted(family: str, monkeypatch):
 
 
 def families(name: str) -> tuple[str, ...]:
+    if table.CELLS[name].cell.whole_rows:
+        return ("step",)
     return ("resident", "step") if name in RECURRENT else ("elementwise",)
 
 
@@ -95,6 +97,7 @@ SIZES = [
     ("gru", 100, 33, 3),
     ("elman_relu", 128, 16, 2),
     ("lstm", 650, 3, 3),
+    ("layer_norm_lstm", 100, 3, 3),
     ("gru", 1024, 1, 2),
     ("sru", 1, 3, 5),
     ("sru", 100, 33, 5),

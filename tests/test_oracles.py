@@ -11,6 +11,7 @@ CELLS = {
     "elman_tanh": (oracles.elman("tanh"), 3),
     "elman_relu": (oracles.elman("relu"), 3),
     "lstm": (oracles.lstm(), 3),
+    "layer_norm_lstm": (oracles.layer_norm_lstm(), 3),
     "gru": (oracles.gru(), 3),
     "gru_reset_before": (oracles.gru(reset_after=False), 3),
     "sru": (oracles.sru(1.7), H),
@@ -19,7 +20,7 @@ CELLS = {
 
 
 def make_params(name, inputs, rng):
-    gates = {"elman": 1, "lstm": 4, "gru": 3, "sru": 3}[name.split("_")[0]]
+    gates = {"elman": 1, "lstm": 4, "layer": 4, "gru": 3, "sru": 3}[name.split("_")[0]]
     params = {"w_x": rng.normal(size=(inputs, gates, H))}
     if name.startswith("sru"):
         params |= {"v": rng.normal(size=(2, H)), "b": rng.normal(size=(2, H))}
@@ -27,6 +28,9 @@ def make_params(name, inputs, rng):
             params["w_highway"] = rng.normal(size=(inputs, H))
     else:
         params |= {"r": rng.normal(size=(H, gates, H)), "b": rng.normal(size=(gates, H))}
+    if name == "layer_norm_lstm":
+        params |= {key: rng.normal(size=(4, H)) for key in ("gain_x", "gain_h")}
+        params |= {key: rng.normal(size=H) for key in ("gain_c", "b_c")}
     if name == "gru":
         params["b_hn"] = rng.normal(size=H)
     return params

@@ -3,6 +3,7 @@
 from jaxrnn.cells.base import Cell, LoopWeights, affine_inputs
 from jaxrnn.cells.elman import ElmanState, elman
 from jaxrnn.cells.gru import GRUState, gru
+from jaxrnn.cells.layer_norm_lstm import layer_norm_lstm
 from jaxrnn.cells.lstm import LSTMState, lstm
 from jaxrnn.cells.sru import SRUState, sru
 
@@ -16,6 +17,7 @@ __all__ = [
     "affine_inputs",
     "elman",
     "gru",
+    "layer_norm_lstm",
     "lstm",
     "sru",
 ]

@@ -47,6 +47,8 @@ class Cell(NamedTuple):
             the equations. Elementwise, or reductions over the last axis.
         sigmoid_gates: gates that the loop passes through a sigmoid before ``gates`` sees them.
         tanh_gates: likewise through a tanh.
+        whole_rows: the gates reduce over H (layer norm). A kernel may pad H: a vector of ones among
+            ``vectors`` is 0 there, and its sum is H.
         step: ``(pre {name: [B, H]}, state, LoopWeights) -> (output, {other field})`` for cells
             that are not ``h @ r`` and then gates. They run on the scan only, by plain autodiff.
     """
@@ -62,6 +64,7 @@ class Cell(NamedTuple):
     gates: Callable[[dict[str, Array], State, Mapping[str, Array]], tuple[Array, dict[str, Array]]]
     sigmoid_gates: tuple[str, ...] = ()
     tanh_gates: tuple[str, ...] = ()
+    whole_rows: bool = False
     step: (
         Callable[[dict[str, Array], State, LoopWeights], tuple[Array, dict[str, Array]]] | None
     ) = None

@@ -248,7 +248,8 @@ def dx_pre(cell: Cell, d: Cotangents) -> Array:
     columns = columns[:, :, : len(cell.x_gates)]
     if not d.x_only:
         return columns
-    others = [column[:, :, None] for column in d.x_only.values()]
+    # By name: a dict comes out of a scan in another order.
+    others = [d.x_only[name][:, :, None] for name in cell.x_gates if name in d.x_only]
     return jnp.concatenate([columns[:, :, : cell.shared_gates], *others], axis=2)
 
 

@@ -1,5 +1,8 @@
 """Kernels that make one step: matmul, gates, mask and reset of a tile in one launch.
 
+Or in two, for gates that need whole rows: `matmuls`, whose tiles are as small as ever, and then the
+rest on whole rows.
+
 Arrays are whole, and written in place: a launch writes row t of them and reads the row of the step
 before. The number of the step lies in a buffer, so that all launches are one kernel.
 """
@@ -65,6 +68,8 @@ class Step(NamedTuple):
         self, inputs: dict[str, Any], k: jax.Array, reset: jax.Array | None
     ) -> Arrays:
         """``h @ r`` of the step, this tile's columns of each gate."""
+        if "columns" in inputs:
+            return self.tile.load_gates(inputs["columns"], self.equations.h_gates)
 
         def product(piece: Tile, sums: Arrays) -> Arrays:
             h = self.before(inputs["history"]["h"], inputs["initial"]["h"], k, piece)
@@ -78,11 +83,45 @@ class Step(NamedTuple):
 
         return self.sum_of_pieces(product, self.equations.h_gates)
 
+    def through_matmul(self, inputs: dict[str, Any], k: jax.Array) -> jax.Array:
+        """Cotangent of the ``h`` that step k started from, by way of its ``h @ r``; 0 behind T."""
+        if "dh" in inputs:
+            return self.tile.load(inputs["dh"])
+        equations = self.equations
+        t = self.time(k)
+
+        def product(piece: Tile, sums: Arrays) -> Arrays:
+            dh = sums["h"]
+            for g, gate in enumerate(equations.h_gates):
+                part = "x" if gate in equations.x_gates else "h"
+                names = equations.x_gates if part == "x" else equations.h_only
+                d = piece.load(inputs["pre"][part], t, gate=names.index(gate), when=k < self.steps)
+                matrix = self.matrix(inputs["r"], g, self.tile, piece)
+                dh = dh + backend.dot(d, matrix, self.precision, transpose_b=True)
+            return {"h": dh}
+
+        return self.sum_of_pieces(product, ("h",))["h"]
+
 
 def add(pre: Arrays, columns: Arrays) -> Arrays:
     """What the gates see: input columns, recurrent columns, or their sum."""
     both = {name: pre[name] + column for name, column in columns.items() if name in pre}
     return {**pre, **columns, **both}
+
+
+def matmuls(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+    """The part of `forward` or of `backward` that has matmuls, in a launch of its own.
+
+    Inputs: theirs. Outputs: ``columns [B, Gh, H]``, ``h @ r`` of the step; and for `backward` ``dh
+    [B, H]``, what the step behind it sends back by way of its own. With these among their inputs
+    they multiply no more.
+    """
+    k = backend.load(inputs["k"], (0,))
+    reset = step.tile.load_flags(inputs["resets"], step.time(k))
+    columns = step.recurrent_columns(inputs, k, reset)
+    step.tile.store_gates(outputs["columns"], step.equations.h_gates, columns)
+    if "dh" in outputs:
+        step.tile.store(outputs["dh"], value=step.through_matmul(inputs, k + 1))
 
 
 def forward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
@@ -101,7 +140,7 @@ def forward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> None
     vectors = tile.load_vectors(inputs["vectors"], equations.vector_names)
     state = tile.load_all(inputs["state"])
     start = cell_step.restarted(tile, state, inputs["restart"], reset)
-    pre = tile.load_gates(inputs["x_pre"], t, equations.x_gates)
+    pre = tile.load_gates(inputs["x_pre"], equations.x_gates, t)
     pre = add(pre, step.recurrent_columns(inputs, k, reset))
     after, state = cell_step.forward(tile, equations, pre, start, vectors, state, real)
     tile.store_all(outputs["history"], after, t)
@@ -125,7 +164,7 @@ def backward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
     dstate = tile.load_all(inputs["dstate"])
     drestart = tile.load_all(inputs["drestart"] or {})
 
-    dh = {"h": through_matmul(step, inputs, k + 1)}
+    dh = {"h": step.through_matmul(inputs, k + 1)}
     flags = (tile.load_flags(inputs[name], step.time(k + 1)) for name in ("resets", "mask"))
     dh, to_restart = cell_step.split_at_reset(tile, dh, *flags)
     dstate["h"] = dstate["h"] + dh["h"]
@@ -138,14 +177,14 @@ def backward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
         for name in dstate
     }
     start = cell_step.restarted(tile, start, inputs["restart"], reset)
-    pre = tile.load_gates(inputs["pre"]["x"], t, equations.x_gates)
+    pre = tile.load_gates(inputs["pre"]["x"], equations.x_gates, t)
     pre = add(pre, step.recurrent_columns(inputs, k, reset))
     dy = tile.load(inputs["dy"], t)
     dpre, dstart, dvectors = cell_step.backward(
         tile, equations, pre, start, vectors, dstate, dy, real
     )
     for part, gates in (("x", equations.x_gates), ("h", equations.h_only)):
-        tile.store_gates(outputs["pre"][part], t, {gate: dpre[gate] for gate in gates})
+        tile.store_gates(outputs["pre"][part], gates, dpre, t)
     dstart, taken = cell_step.split_at_reset(tile, dstart, reset, real)
     tile.store_all(outputs["dstate"], choose_all(real, dstart, dstate))
     if drestart:
@@ -154,21 +193,3 @@ def backward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
         sums = tile.load(inputs["dvectors"], j) + dvectors[name]
         tile.store(outputs["dvectors"], j, value=sums)
     backend.store(outputs["k"], (0,), k - 1, None)
-
-
-def through_matmul(step: Step, inputs: dict[str, Any], k: jax.Array) -> jax.Array:
-    """The cotangent of the state that step k started from, by way of its ``h @ r``; 0 behind T."""
-    equations = step.equations
-    t = step.time(k)
-
-    def product(piece: Tile, sums: Arrays) -> Arrays:
-        dh = sums["h"]
-        for g, gate in enumerate(equations.h_gates):
-            part = "x" if gate in equations.x_gates else "h"
-            names = equations.x_gates if part == "x" else equations.h_only
-            d = piece.load(inputs["pre"][part], t, gate=names.index(gate), when=k < step.steps)
-            matrix = step.matrix(inputs["r"], g, step.tile, piece)
-            dh = dh + backend.dot(d, matrix, step.precision, transpose_b=True)
-        return {"h": dh}
-
-    return step.sum_of_pieces(product, ("h",))["h"]

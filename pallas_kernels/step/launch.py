@@ -11,7 +11,9 @@ from pallas_kernels import backend
 from pallas_kernels.equations import Equations
 from pallas_kernels.step import kernels
 from pallas_kernels.step.tiles import StepTiles
-from pallas_kernels.tile import Tile
+from pallas_kernels.tile import Tile, Tiles
+
+Kernel = Callable[[kernels.Step, dict[str, Any], dict[str, Any]], None]
 
 
 class Launch(NamedTuple):
@@ -91,7 +93,7 @@ class Launch(NamedTuple):
 
     def _run(
         self,
-        kernel: Callable[[kernels.Step, dict[str, Any], dict[str, Any]], None],
+        kernel: Kernel,
         suffix: str,
         fixed: dict[str, Any],
         carry: dict[str, Any],
@@ -99,40 +101,50 @@ class Launch(NamedTuple):
     ) -> dict[str, Any]:
         """``kernel`` for all steps; what it carries is written in place."""
         steps, batch, _, hidden = shape
-        block_b, block_h, warps, stages = self.tiles.tiles
+        tiles, rows, block_k, unroll = self.tiles
 
-        def body(in_refs: dict[str, Any], out_refs: dict[str, Any]) -> None:
-            row, column = (backend.program_id(axis) for axis in (0, 1))
-            tile = Tile(row * block_b, column * block_h, block_b, block_h, batch, hidden)
-            kernel(
-                kernels.Step(
-                    self.equations, steps, self.reverse, tile, self.tiles.block_k, self.precision
-                ),
-                in_refs,
-                out_refs,
-            )
+        def launch(
+            kernel: Kernel, name: str, tiles: Tiles, inputs: Any, outputs: Any, in_place: Any = ()
+        ) -> dict[str, Any]:
+            def body(in_refs: dict[str, Any], out_refs: dict[str, Any]) -> None:
+                tile = Tile.of_program(tiles, batch, hidden)
+                step = kernels.Step(
+                    self.equations, steps, self.reverse, tile, block_k, self.precision
+                )
+                kernel(step, in_refs, out_refs)
 
-        def one(carry: dict[str, Any]) -> dict[str, Any]:
             return backend.call(
                 body,
-                fixed | carry,
-                jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), carry),
-                name=f"step_{self.equations.name}_{suffix}",
-                grid=(-(-batch // block_b), -(-hidden // block_h)),
-                warps=warps,
-                stages=stages,
-                # Not k: all programs of a launch have to read the same number.
-                in_place=tuple(name for name in carry if name != "k"),
+                inputs,
+                outputs,
+                name=f"step_{self.equations.name}_{name}",
+                grid=tiles.grid(batch, hidden),
+                warps=tiles.warps,
+                stages=tiles.stages,
+                in_place=in_place,
                 interpret=self.interpret,
             )
 
+        def one(carry: dict[str, Any]) -> dict[str, Any]:
+            inputs = fixed | carry
+            if rows is not None:
+                shapes = {"columns": (batch, len(self.equations.h_gates), hidden)}
+                if "dy" in fixed:
+                    shapes["dh"] = (batch, hidden)
+                outputs = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in shapes.items()}
+                inputs |= launch(kernels.matmuls, f"{suffix}_matmuls", tiles, inputs, outputs)
+            types = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), carry)
+            # Not k: all programs of a launch have to read the same number.
+            in_place = tuple(name for name in carry if name != "k")
+            return launch(kernel, suffix, rows or tiles, inputs, types, in_place)
+
         def several(_: int, carry: dict[str, Any]) -> dict[str, Any]:
-            for _ in range(self.tiles.unroll):
+            for _ in range(unroll):
                 carry = one(carry)
             return carry
 
         carry = backend.made_varying(carry, like=fixed["r"])
-        turns, rest = divmod(steps, self.tiles.unroll)
+        turns, rest = divmod(steps, unroll)
         carry = lax.fori_loop(0, turns, several, carry)
         for _ in range(rest):
             carry = one(carry)

@@ -66,7 +66,7 @@ def forward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> None
         reset, real = (tile.load_flags(inputs[name], t) for name in ("resets", "mask"))
         start = cell_step.restarted(tile, state, inputs["restart"], reset)
         tile.store_all(outputs["start"] or {}, start, t)
-        pre = tile.load_gates(inputs["x_pre"], t, equations.x_gates)
+        pre = tile.load_gates(inputs["x_pre"], equations.x_gates, t)
         for gate, matrix in r.items():
             column = backend.dot(start["h"], matrix, walk.precision)
             pre[gate] = pre[gate] + column if gate in pre else column
@@ -99,13 +99,13 @@ def backward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
         start = tile.load_all(inputs["start"], t)
         pre = {}
         for part, gates in columns.items():
-            pre |= tile.load_gates(inputs["pre"][part], t, gates)
+            pre |= tile.load_gates(inputs["pre"][part], gates, t)
         dy = tile.load(inputs["dy"], t)
         dpre, dstart, dvector = cell_step.backward(
             tile, equations, pre, start, vectors, dstate, dy, real
         )
         for part, gates in columns.items():
-            tile.store_gates(outputs["pre"][part], t, {gate: dpre[gate] for gate in gates})
+            tile.store_gates(outputs["pre"][part], gates, dpre, t)
         for gate, matrix in r.items():
             product = backend.dot(dpre[gate], matrix, walk.precision, transpose_b=True)
             dstart["h"] = dstart["h"] + product

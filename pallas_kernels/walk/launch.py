@@ -76,11 +76,10 @@ class Launch(NamedTuple):
         in_place: tuple[str, ...] = (),
     ) -> dict[str, Any]:
         steps, batch, _, hidden = shape
-        block_b, block_h, warps, stages = self.tiles
+        tiles = self.tiles
 
         def body(in_refs: dict[str, Any], out_refs: dict[str, Any]) -> None:
-            row, column = (backend.program_id(axis) for axis in (0, 1))
-            tile = Tile(row * block_b, column * block_h, block_b, block_h, batch, hidden)
+            tile = Tile.of_program(tiles, batch, hidden)
             run = kernels.Walk(self.equations, steps, self.reverse, tile, self.precision)
             kernel(run, in_refs, out_refs)
 
@@ -89,9 +88,9 @@ class Launch(NamedTuple):
             inputs,
             outputs,
             name=f"{self.family}_{self.equations.name}_{suffix}",
-            grid=(-(-batch // block_b), -(-hidden // block_h)),
-            warps=warps,
-            stages=stages,
+            grid=tiles.grid(batch, hidden),
+            warps=tiles.warps,
+            stages=tiles.stages,
             in_place=in_place,
             interpret=self.interpret,
         )
