@@ -38,8 +38,6 @@ def interpreted(family: str, monkeypatch):
 
 
 def families(name: str) -> tuple[str, ...]:
-    if table.CELLS[name].cell.whole_rows:
-        return ("step",)
     return ("resident", "step") if name in RECURRENT else ("elementwise",)
 
 

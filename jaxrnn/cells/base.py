@@ -47,8 +47,8 @@ class Cell(NamedTuple):
             the equations. Elementwise, or reductions over the last axis.
         sigmoid_gates: gates that the loop passes through a sigmoid before ``gates`` sees them.
         tanh_gates: likewise through a tanh.
-        whole_rows: the gates reduce over H (layer norm). A kernel may pad H: a vector of ones among
-            ``vectors`` is 0 there, and its sum is H.
+        whole_rows: the gates reduce over H (layer norm). A kernel may pad H: all ``vectors`` are 0
+            there, so one that is 1/H makes a sum a mean.
         step: ``(pre {name: [B, H]}, state, LoopWeights) -> (output, {other field})`` for cells
             that are not ``h @ r`` and then gates. They run on the scan only, by plain autodiff.
     """

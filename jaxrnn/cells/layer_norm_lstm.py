@@ -13,20 +13,25 @@ from jaxrnn.cells.lstm import GATES, lstm
 EPSILON = 1e-5
 
 
-def layer_norm(a, gain, row):
-    """Normalizes the last axis; ``row`` is 1 at real features and 0 where a kernel pads them."""
-    size = row.sum(-1, keepdims=True)
-    deviation = (a - a.sum(-1, keepdims=True) / size) * row
-    variance = (deviation**2).sum(-1, keepdims=True) / size
+def layer_norm(a, gain, share):
+    """Normalizes the last axis; ``share`` is 1/H at real features, 0 where a kernel pads them."""
+    deviation = (a - (a * share).sum(-1, keepdims=True)) * (share > 0)
+    variance = (deviation**2 * share).sum(-1, keepdims=True)
     return deviation * jax.lax.rsqrt(variance + EPSILON) * gain
+
+
+def shares(like: Array) -> Array:
+    """``1/H`` for each of the H features on the last axis, in float32 at least."""
+    size = like.shape[-1]
+    return jnp.full((size,), 1 / size, jnp.promote_types(like.dtype, jnp.float32))
 
 
 def layer_norm_lstm_gates(pre, state, vectors):
     """The LSTM's, of ``x_pre + LN(R h)``, with ``tanh(LN(c'))``."""
-    row = jax.lax.stop_gradient(vectors["row"])
-    i, f, g, o = (pre[k] + layer_norm(pre["h" + k], vectors[k], row) for k in GATES)
+    share = jax.lax.stop_gradient(vectors["share"])
+    i, f, g, o = (pre[k] + layer_norm(pre["h" + k], vectors[k], share) for k in GATES)
     c = jax.nn.sigmoid(f) * state.c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    content = layer_norm(c, vectors["c"], row) + vectors["b_c"]
+    content = layer_norm(c, vectors["c"], share) + vectors["b_c"]
     return jax.nn.sigmoid(o) * jnp.tanh(content), {"c": c}
 
 
@@ -80,13 +85,13 @@ def layer_norm_lstm(
 
     def project_inputs(params: Params, x: Array) -> Array:
         x_pre = jnp.einsum("tbi,igh->tbgh", x, params["w_x"])
-        normed = layer_norm(x_pre, params["gain_x"], jnp.ones(x_pre.shape[-1], x_pre.dtype))
+        normed = layer_norm(x_pre, params["gain_x"], shares(x_pre)).astype(x_pre.dtype)
         return normed + params["b"] if "b" in params else normed
 
     def loop_weights(params: Params) -> LoopWeights:
         vectors = dict(zip(GATES, params["gain_h"], strict=True))
         vectors |= {"c": params["gain_c"], "b_c": params["b_c"]}
-        vectors["row"] = jnp.ones_like(params["b_c"])
+        vectors["share"] = shares(params["b_c"])
         return LoopWeights(r=params["r"], vectors=vectors)
 
     return base._replace(

@@ -130,16 +130,15 @@ def plan(cell: Cell, weights: LoopWeights, hidden: int, state: State, dtype: Any
     equation = equations(cell, tuple(weights.vectors))
     if reason := unfit(equation, hidden):
         return f"the gates of {cell.name} {reason}"
-    if cell.whole_rows and not cell.h_gates:
-        return (
-            f"{cell.name} needs whole rows and has no matmul in the loop, which no kernel does yet"
-        )
+    rows, size = cell.whole_rows, dtype.itemsize
+    if rows and not cell.h_gates:
+        return f"{cell.name} needs whole rows without a matmul, which no kernel does yet"
     if not cell.h_gates:
         family, tiles = "elementwise", walk_tiles.elementwise(hidden)
-    elif not cell.whole_rows and walk_tiles.resident_fits(equation, hidden, dtype.itemsize, target):
-        family, tiles = "resident", walk_tiles.resident(hidden)
+    elif walk_tiles.resident_fits(equation, hidden, size, target, rows):
+        family, tiles = "resident", walk_tiles.resident(hidden, rows)
     else:
-        family, tiles = "step", step_tiles.step(hidden, dtype.itemsize, target, cell.whole_rows)
+        family, tiles = "step", step_tiles.step(hidden, size, target, rows)
     return Plan(family, tiles, precision(), target.interpret)
 
 
