@@ -57,7 +57,7 @@ class Layers(nn.Module):
         deterministic: bool | None = None,
     ) -> tuple[Array, tuple[Any, ...]]:
         """Runs the layers over whole sequences; arguments and results as in `jaxrnn.nnx.RNN`."""
-        return self._stack().apply(
+        return self.stack.apply(
             self._parameters(x),
             x,
             state,
@@ -69,7 +69,7 @@ class Layers(nn.Module):
 
     def step(self, x: Array, state: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
         """One step of a stream, without dropout: ``x [B, I] -> y [B, S]`` and the next state."""
-        return self._stack().step(self._parameters(x), x, state)
+        return self.stack.step(self._parameters(x), x, state)
 
     def initialize_state(self, batch: int) -> tuple[Any, ...]:
         """The state that a sequence starts from, a tuple over layers.
@@ -84,9 +84,11 @@ class Layers(nn.Module):
                 'layer.apply(variables, batch, method="initialize_state")'
             )
         params = {name: self.get_variable("params", name) for name in names}
-        return self._stack().init_state(params, batch)
+        return self.stack.init_state(params, batch)
 
-    def _stack(self) -> Stack:
+    @property
+    def stack(self) -> Stack:
+        """The layers as pure functions."""
         return Stack(
             self.the_cell(),
             num_layers=self.num_layers,
@@ -101,7 +103,7 @@ class Layers(nn.Module):
     @nn.compact
     def _parameters(self, x: Array) -> dict[str, Any]:
         checks.floating(x)
-        stack, features, params = self._stack(), jnp.shape(x)[-1], {}
+        stack, features, params = self.stack, jnp.shape(x)[-1], {}
         for index in range(self.num_layers):
             name = f"layer_{index}"
             params[name] = self.param(

@@ -18,6 +18,7 @@ from table import B, H, T
 from tolerance import assert_close
 
 import jaxrnn
+import jaxrnn.linen
 from jaxrnn import cells, recurrence
 from jaxrnn.recurrence import fused
 from pallas_kernels import targets
@@ -327,6 +328,7 @@ def test_explain_takes_a_layer():
     told = jaxrnn.explain(layer, gpu="a100")
     assert told.family == "elementwise"
     assert "bfloat16" in told.reason
+    assert jaxrnn.explain(jaxrnn.linen.LSTM(256), gpu="h200").family == "step"
 
 
 def test_tf32_only_by_name():

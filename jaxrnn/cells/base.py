@@ -80,9 +80,27 @@ class Cell(NamedTuple):
         return self.state_type._fields
 
 
+def asked_precision() -> str | None:
+    """What `jax.default_matmul_precision` is set to."""
+    return jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def full_precision(dtype: DTypeLike) -> str | None:
+    """Of a matmul: float32 is multiplied as float32, not as TF32, which GPUs do by default.
+
+    `jax.default_matmul_precision` says otherwise where it is set.
+    """
+    return "highest" if dtype == jnp.float32 and asked_precision() is None else None
+
+
+def project(x: Array, w: Array) -> Array:
+    """``[T, B, I]`` times ``[I, G, H]`` as one matmul."""
+    return jnp.einsum("tbi,igh->tbgh", x, w, precision=full_precision(w.dtype))
+
+
 def affine_inputs(params: Params, x: Array) -> Array:
     """``x @ w_x + b`` for all gates at once: ``[T, B, I] -> [T, B, Gx, H]``."""
-    x_pre = jnp.einsum("tbi,igh->tbgh", x, params["w_x"])
+    x_pre = project(x, params["w_x"])
     return x_pre + params["b"] if "b" in params else x_pre
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrnn._typing import Array, DTypeLike, Initializer, Key, Params
 from jaxrnn.cells import initializers
-from jaxrnn.cells.base import Cell, LoopWeights
+from jaxrnn.cells.base import Cell, LoopWeights, project
 from jaxrnn.cells.lstm import GATES, lstm
 
 EPSILON = 1e-5
@@ -84,7 +84,7 @@ def layer_norm_lstm(
         }
 
     def project_inputs(params: Params, x: Array) -> Array:
-        x_pre = jnp.einsum("tbi,igh->tbgh", x, params["w_x"])
+        x_pre = project(x, params["w_x"])
         normed = layer_norm(x_pre, params["gain_x"], shares(x_pre)).astype(x_pre.dtype)
         return normed + params["b"] if "b" in params else normed
 

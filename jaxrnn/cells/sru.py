@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrnn._typing import Array, DTypeLike, Initializer, Key, Params
 from jaxrnn.cells import initializers
-from jaxrnn.cells.base import Cell, LoopWeights, per_gate
+from jaxrnn.cells.base import Cell, LoopWeights, per_gate, project
 
 
 class SRUState(NamedTuple):
@@ -90,7 +90,7 @@ def sru(
         w_x = params["w_x"]
         if "w_highway" in params:
             w_x = jnp.concatenate([w_x, params["w_highway"][:, None] * alpha], axis=1)
-        x_pre = jnp.einsum("tbi,igh->tbgh", x, w_x)
+        x_pre = project(x, w_x)
         u, gates, highway = x_pre[:, :, :1], x_pre[:, :, 1:3], x_pre[:, :, 3:]
         if "w_highway" not in params:
             highway = x[:, :, None] * alpha

@@ -1,5 +1,6 @@
 """Which implementation runs, and why."""
 
+import contextlib
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -79,9 +80,7 @@ def supported(
         hidden_features: H.
         dtype: of the matmuls.
     """
-    from jaxrnn.recurrence import fused
-
-    found = fused.plan(*_types(cell, in_features, hidden_features, dtype), dtype)
+    found = _plan(cell, in_features, hidden_features, dtype)
     return found if isinstance(found, str) else None
 
 
@@ -114,30 +113,26 @@ def explain(
         stack = layer.stack
         cell, dtype = stack.cell, stack.dtype or dtype
         implementation = implementation or stack.implementation
-    if gpu is not None:
-        with targets.compiling_for(gpu):
-            return explain(
-                cell, in_features, hidden_features, dtype=dtype, implementation=implementation
-            )
+    if hidden_features is None:
+        raise ValueError(f"hidden_features of {cell.name} should be given, got None")
     if implementation == "xla":
         return Explanation("xla", None, "asked for by name", None)
-    from jaxrnn.recurrence import fused
-
-    types = _types(cell, in_features or hidden_features, hidden_features, dtype)
-    found = fused.plan(*types, dtype)
-    if isinstance(found, str):
-        return Explanation("xla", None, found, None)
-    target = targets.current()
+    with contextlib.nullcontext() if gpu is None else targets.compiling_for(gpu):
+        target = targets.current()
+        found = _plan(cell, in_features or hidden_features, hidden_features, dtype)
+    if isinstance(found, str) or target is None:
+        return Explanation("xla", None, str(found), None)
     reason = f"{cell.name}, H = {hidden_features}, {jax.numpy.dtype(dtype).name} on {target.name}"
     return Explanation("pallas", found.family, reason, VERIFIED)
 
 
-def _types(cell: Cell, in_features: int, hidden_features: int, dtype: DTypeLike) -> tuple:
-    """Types of a cell's loop weights, H, and of its state."""
+def _plan(cell: Cell, in_features: int, hidden_features: int, dtype: DTypeLike) -> Any:
+    """What `fused.plan` says of a cell's own parameters."""
+    from jaxrnn.recurrence import fused
 
     def make():
         params = cell.init_params(jax.random.key(0), in_features, hidden_features, dtype)
         return cell.loop_weights(params), cell.init_state(params, 1, "float32")
 
     weights, state = jax.eval_shape(make)
-    return cell, weights, hidden_features, state
+    return fused.plan(cell, weights, hidden_features, state, dtype)

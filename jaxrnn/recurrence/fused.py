@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrnn._typing import Array, State
-from jaxrnn.cells.base import Cell, LoopWeights
+from jaxrnn.cells.base import Cell, LoopWeights, asked_precision, full_precision
 from jaxrnn.recurrence import xla
 from jaxrnn.recurrence.loop import Inputs, Loop
 from jaxrnn.recurrence.mesh import over_batch
@@ -144,8 +144,7 @@ def plan(cell: Cell, weights: LoopWeights, hidden: int, state: State, dtype: Any
 
 def precision() -> Precision:
     """Of float32 matmuls: in full, unless ``jax.default_matmul_precision`` names TF32."""
-    named = jax.config.jax_default_matmul_precision
-    return "tf32" if named in ("tensorfloat32", "TF32_TF32_F32") else "highest"
+    return "tf32" if asked_precision() in ("tensorfloat32", "TF32_TF32_F32") else "highest"
 
 
 def unfit(equation: Equations, hidden: int) -> str | None:
@@ -196,7 +195,7 @@ def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Array, S
 def backward(loop: Loop, saved: Saved, dy: Array, dfinal: State) -> Inputs:
     """The adjoint of `forward`: arguments and results of `xla.backward`, by a kernel."""
     cell, inputs = loop.cell, saved.inputs
-    weights = inputs.weights
+    weights: Any = inputs.weights
     start_h = None
     given = arrays(inputs) | {"dy": dy, "dfinal": dfinal._asdict()}
     given["pre"] = {"x": inputs.x_pre, "h": None}
@@ -225,7 +224,7 @@ def with_first_matmul(
     loop: Loop, inputs: Inputs, d: dict[str, Any], block: Array
 ) -> dict[str, Any]:
     """Adds what the initial state gets by way of ``h @ r``; no launch follows that could."""
-    r = inputs.weights.r
+    r: Any = inputs.weights.r
     dh = xla.matmul_transposed(block, r.reshape(r.shape[0], -1))
     if inputs.resets is None:
         return d | {"dstate": d["dstate"] | {"h": d["dstate"]["h"] + dh}}
@@ -276,7 +275,8 @@ def starts(loop: Loop, inputs: Inputs, history: Array) -> Array:
 
 def gate_inputs(cell: Cell, r: Array, x_pre: Array, h: Array) -> dict[str, Array | None]:
     """Pre-activations of all steps by one matmul: the gates with a column of x_pre, the others."""
-    columns = jnp.matmul(h, r.reshape(r.shape[0], -1)).reshape(*h.shape[:2], *r.shape[1:])
+    columns = jnp.matmul(h, r.reshape(r.shape[0], -1), precision=full_precision(r.dtype))
+    columns = columns.reshape(*h.shape[:2], *r.shape[1:])
     shared = cell.shared_gates
     summed = x_pre[:, :, :shared] + columns[:, :, :shared]
     x_only, h_only = x_pre[:, :, shared:], columns[:, :, shared:]
@@ -286,7 +286,7 @@ def gate_inputs(cell: Cell, r: Array, x_pre: Array, h: Array) -> dict[str, Array
     }
 
 
-def recurrent_block(cell: Cell, dpre: dict[str, Array | None]) -> Array:
+def recurrent_block(cell: Cell, dpre: dict[str, Any]) -> Array:
     """Cotangents of ``h @ r``, ``[T, B, Gh H]``."""
     block = dpre["x"][:, :, : cell.shared_gates]
     if dpre["h"] is not None:

@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
 
     Attributes:
         weights: in the compute dtype.
-        x_pre: ``[T, B, Gx, H]`` in the compute dtype.
+        x_pre: ``[T, B, Gx, H]`` in the compute dtype; None in what is saved without it.
         state: the initial state, in float32 at least.
         restart: the state that a reset restores; None without resets.
         mask: bool ``[T, B]``, False where a step holds the state; None is all True.
@@ -38,8 +38,8 @@ class Inputs(NamedTuple):
     """
 
     weights: LoopWeights
-    x_pre: Array | None
-    state: State | None
-    restart: State | None = None
+    x_pre: Any
+    state: State
+    restart: State = None
     mask: Array | None = None
     resets: Array | None = None

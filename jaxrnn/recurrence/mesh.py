@@ -5,7 +5,11 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.experimental.custom_partitioning import SdyShardingRule, custom_partitioning
+from jax.experimental.custom_partitioning import (
+    ArrayMapping,
+    SdyShardingRule,
+    custom_partitioning,
+)
 from jax.sharding import NamedSharding, PartitionSpec
 
 Arrays = dict[str, Any]
@@ -133,7 +137,7 @@ def sharding_rule(
     """
     others: list[str] = []
 
-    def mapping(ndim: int, batch_axis: int | None) -> tuple[str, ...]:
+    def mapping(ndim: int, batch_axis: int | None) -> ArrayMapping:
         names = []
         for axis in range(ndim):
             if axis == batch_axis:
@@ -141,7 +145,7 @@ def sharding_rule(
             else:
                 others.append(f"other{len(others)}")
                 names.append(others[-1])
-        return tuple(names)
+        return ArrayMapping(*names)
 
     mapped = [tuple(mapping(*array) for array in arrays) for arrays in (operands, results)]
     return SdyShardingRule(*mapped, need_replication_factors=tuple(others))

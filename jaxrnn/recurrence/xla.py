@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxrnn._typing import Array, State
-from jaxrnn.cells.base import Cell, LoopWeights
+from jaxrnn.cells.base import Cell, LoopWeights, full_precision
 from jaxrnn.recurrence.loop import Inputs, Loop
 
 Gates = dict[str, Array]
@@ -97,14 +97,28 @@ def activation_slopes(cell: Cell, gates: Gates) -> Gates:
 
 def matmul(a: Array, b: Array) -> Array:
     """``a @ b`` with operands in the dtype of the weights ``b``, summed in float32 at least."""
-    return jnp.matmul(a.astype(b.dtype), b, preferred_element_type=accumulator(b.dtype))
+    return jnp.matmul(
+        a.astype(b.dtype),
+        b,
+        precision=full_precision(b.dtype),
+        preferred_element_type=accumulator(b.dtype),
+    )
 
 
 def matmul_transposed(a: Array, b: Array) -> Array:
     """``a @ b.T`` as `matmul`; in a loop on a CPU a fourth faster than with a transposed copy."""
-    contract_last = (((1,), (1,)), ((), ()))
-    dtype = accumulator(b.dtype)
-    return lax.dot_general(a.astype(b.dtype), b, contract_last, preferred_element_type=dtype)
+    return contract(a.astype(b.dtype), b, (1,))
+
+
+def contract(a: Array, b: Array, axes: tuple[int, ...]) -> Array:
+    """Sums the products over the same axes of both, in float32 at least."""
+    return lax.dot_general(
+        a,
+        b,
+        ((axes, axes), ((), ())),
+        precision=full_precision(b.dtype),
+        preferred_element_type=accumulator(b.dtype),
+    )
 
 
 def accumulator(dtype: Any) -> Any:
@@ -135,7 +149,6 @@ def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Array, S
         what was saved.
     """
     cell, weights, x_pre = loop.cell, inputs.weights, inputs.x_pre
-    assert x_pre is not None
     dtype = x_pre.dtype
     save_gates = save and loop.keep == "gates"
 
@@ -185,7 +198,6 @@ def backward(loop: Loop, saved: Saved, dy: Array, dfinal: State) -> Inputs:
     block_names = cell.h_gates or cell.x_gates
     gates = saved.gates
     if gates is None:
-        assert inputs.x_pre is not None
         columns = split_gates(cell.x_gates, inputs.x_pre)
         gates = gate_inputs(cell, weights, columns, saved.start.h if cell.h_gates else None)
 
@@ -259,7 +271,4 @@ def sum_of_products(a: Array, b: Array, like: Array) -> Array:
     Contracts T and B as two axes: merged into one, a sharded B would be gathered first.
     """
     a, b = a.astype(like.dtype), b.astype(like.dtype)
-    steps_and_batch = (((0, 1), (0, 1)), ((), ()))
-    dtype = accumulator(like.dtype)
-    product = lax.dot_general(a, b, steps_and_batch, preferred_element_type=dtype)
-    return product.reshape(like.shape).astype(like.dtype)
+    return contract(a, b, (0, 1)).reshape(like.shape).astype(like.dtype)

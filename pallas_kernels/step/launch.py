@@ -128,7 +128,9 @@ class Launch(NamedTuple):
         def one(carry: dict[str, Any]) -> dict[str, Any]:
             inputs = fixed | carry
             if rows is not None:
-                shapes = {"columns": (batch, len(self.equations.h_gates), hidden)}
+                shapes: dict[str, tuple[int, ...]] = {
+                    "columns": (batch, len(self.equations.h_gates), hidden)
+                }
                 if "dy" in fixed:
                     shapes["dh"] = (batch, hidden)
                 outputs = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in shapes.items()}
