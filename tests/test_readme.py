@@ -8,7 +8,8 @@ README = pathlib.Path(__file__).parent.parent / "README.md"
 
 def test_the_examples_run():
     blocks = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
-    layers, cell, _ = blocks
+    layers, cell, _, kernels = blocks
+    exec(kernels, {})
     names = {}
     exec(layers, names)
     assert names["y"].shape == (8, 100, 512)
