@@ -35,4 +35,6 @@ def one_sentence() -> Iterator[None]:
 
 def _leave(sentence: str, code: int) -> None:
     print(f"error: {sentence}", file=sys.stderr)
+    # A read of Orbax that failed leaves callbacks, which may fail while the interpreter ends.
+    sys.unraisablehook = lambda _: None
     sys.exit(code)
