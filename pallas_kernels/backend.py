@@ -88,17 +88,6 @@ def varying_like(out: jax.ShapeDtypeStruct, where: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(out.shape, out.dtype, manual_axis_type=where.manual_axis_type)
 
 
-def made_varying(arrays: Any, like: jax.Array) -> Any:
-    """Arrays made inside a shard_map, as ones that vary over the mesh axes that ``like`` does."""
-    axes = jax.typeof(like).manual_axis_type.varying
-
-    def cast(a: jax.Array) -> jax.Array:
-        missing = tuple(sorted(axes - jax.typeof(a).manual_axis_type.varying))
-        return lax.pcast(a, missing, to="varying") if missing else a
-
-    return jax.tree.map(cast, arrays)
-
-
 def load(ref: Ref, where: tuple[Any, ...], valid: jax.Array | None = None) -> jax.Array:
     """``ref[where]``; 0 where ``valid`` is False, whatever lies there."""
     return triton.load(ref.at[indices(where)], mask=valid, other=None if valid is None else 0)

@@ -38,12 +38,7 @@ class Equations(NamedTuple):
         """``h`` where the output is part of the state."""
         return "h" if "h" in self.state_names else "output"
 
-    @property
-    def history_names(self) -> tuple[str, ...]:
-        """What a step leaves: the state, and the output where it is no part of that."""
-        return tuple(dict.fromkeys((self.output_name, *self.state_names)))
-
     def after(self, pre: Arrays, start: Arrays, vectors: Arrays) -> Arrays:
-        """One step: the arrays of `history_names` after it."""
+        """One step: what it leaves, the state and the output where it is no part of that."""
         output, rest = self.gates(pre, start, vectors)
         return {self.output_name: output, **rest}

@@ -101,6 +101,18 @@ def elman_step(activation: str, params: Arrays, x: np.ndarray, state: Arrays):
     return after, {"h": after}, backward
 
 
+def lstm_gate_adjoint(gates, c: np.ndarray, dc: np.ndarray, do: np.ndarray) -> np.ndarray:
+    """Cotangent of the four columns, from those of c' and of sigmoid(o)."""
+    i, f, g, o = gates
+    columns = [
+        dc * g * i * (1.0 - i),
+        dc * c * f * (1.0 - f),
+        dc * i * (1.0 - g**2),
+        do * o * (1.0 - o),
+    ]
+    return np.stack(columns, axis=1)
+
+
 def lstm_step(params: Arrays, x: np.ndarray, state: Arrays):
     """Hochreiter and Schmidhuber (1997) with the forget gate of Gers et al. (2000).
 
@@ -117,15 +129,7 @@ def lstm_step(params: Arrays, x: np.ndarray, state: Arrays):
     def backward(doutput, dafter):
         dh = doutput + dafter["h"]
         dc = dafter["c"] + dh * o * (1.0 - squashed**2)
-        dpre = np.stack(
-            [
-                dc * g * i * (1.0 - i),
-                dc * c * f * (1.0 - f),
-                dc * i * (1.0 - g**2),
-                dh * squashed * o * (1.0 - o),
-            ],
-            axis=1,
-        )
+        dpre = lstm_gate_adjoint((i, f, g, o), c, dc, dh * squashed)
         dparams = {
             "w_x": matmul_to_weight(x, dpre),
             "r": matmul_to_weight(h, dpre),
@@ -170,15 +174,7 @@ def layer_norm_lstm_step(params: Arrays, x: np.ndarray, state: Arrays):
         dh = doutput + dafter["h"]
         dsquash = dh * o * (1.0 - squashed**2)
         dc = dafter["c"] + c_adjoint(dsquash * params["gain_c"])
-        dpre = np.stack(
-            [
-                dc * g * i * (1.0 - i),
-                dc * c * f * (1.0 - f),
-                dc * i * (1.0 - g**2),
-                dh * squashed * o * (1.0 - o),
-            ],
-            axis=1,
-        )
+        dpre = lstm_gate_adjoint((i, f, g, o), c, dc, dh * squashed)
         d_from_x = x_adjoint(dpre * params["gain_x"])
         d_from_h = h_adjoint(dpre * params["gain_h"])
         dparams = {

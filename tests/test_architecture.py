@@ -24,6 +24,10 @@ ROOMS = {
         {"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.recurrence", "pallas_kernels"},
         {"jax"},
     ),
+    "jaxrnn/recurrence/api.py": (
+        {"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.recurrence", "pallas_kernels.varying"},
+        {"jax"},
+    ),
     "jaxrnn/recurrence/choice.py": (
         {"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.recurrence", "pallas_kernels.targets"},
         {"jax"},
@@ -64,6 +68,7 @@ ONLY_IN = {
     "matplotlib": ("jaxrnn/train",),
     "jax.experimental.pallas": ("pallas_kernels/backend.py",),
     "pallas_kernels": (
+        "jaxrnn/recurrence/api.py",
         "jaxrnn/recurrence/choice.py",
         "jaxrnn/recurrence/fused.py",
         "pallas_kernels",

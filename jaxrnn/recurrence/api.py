@@ -13,6 +13,7 @@ from jaxrnn.recurrence import checks, choice, chunks, mesh, sequence, xla
 from jaxrnn.recurrence.choice import Implementation
 from jaxrnn.recurrence.loop import Inputs, Loop
 from jaxrnn.recurrence.vjp import time_loop
+from pallas_kernels.varying import vary_together
 
 Remat = Literal["none", "gates", "chunk"]
 
@@ -118,7 +119,7 @@ def run_rows(
     autodiff: bool,
 ) -> tuple[Array, State]:
     """`recurrence` after its checks, on the rows of the batch that this program has."""
-    params, x, state, initial, mask, resets = mesh.vary_together(*rows)
+    params, x, state, initial, mask, resets = vary_together(*rows)
     params, x = jax.tree.map(lambda a: a.astype(dtype), (params, x))
     if mask is not None:
         x = jnp.where(mask[:, :, None], x, 0)

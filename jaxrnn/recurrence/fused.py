@@ -6,7 +6,7 @@ Imported late: a machine without a GPU never loads the kernels.
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,12 @@ from jaxrnn.recurrence import xla
 from jaxrnn.recurrence.loop import Inputs, Loop
 from jaxrnn.recurrence.mesh import over_batch
 from pallas_kernels import targets
+from pallas_kernels.backend import Precision
 from pallas_kernels.equations import Equations
 from pallas_kernels.step import launch as step
 from pallas_kernels.step import tiles as step_tiles
 from pallas_kernels.walk import launch as walk
 from pallas_kernels.walk import tiles as walk_tiles
-
-Precision = Literal["highest", "tf32"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -12,6 +12,7 @@ from pallas_kernels.equations import Equations
 from pallas_kernels.step import kernels
 from pallas_kernels.step.tiles import StepTiles
 from pallas_kernels.tile import Tile, Tiles
+from pallas_kernels.varying import vary_together
 
 Kernel = Callable[[kernels.Step, dict[str, Any], dict[str, Any]], None]
 
@@ -145,7 +146,7 @@ class Launch(NamedTuple):
                 carry = one(carry)
             return carry
 
-        carry = backend.made_varying(carry, like=fixed["r"])
+        carry, _ = vary_together(carry, fixed["r"])
         turns, rest = divmod(steps, unroll)
         carry = lax.fori_loop(0, turns, several, carry)
         for _ in range(rest):
