@@ -12,7 +12,7 @@ from jaxrnn.cells.base import Cell
 from jaxrnn.recurrence import checks
 from jaxrnn.recurrence.api import Remat
 from jaxrnn.recurrence.choice import Implementation
-from jaxrnn.recurrence.stack import Stack
+from jaxrnn.recurrence.stack import Merge, Sizes, Stack
 
 
 class Layers(nn.Module):
@@ -21,8 +21,9 @@ class Layers(nn.Module):
     Parameters lie as in `jaxrnn.nnx`: ``variables["params"]["layer_0"]["forward"]["w_x"]``.
 
     Attributes:
-        num_layers, bidirectional, dropout, time_major, dtype, param_dtype, implementation, remat:
-            see `jaxrnn.nnx.LayerOptions`.
+        num_layers, bidirectional, merge, residual, dropout, input_dropout, output_dropout,
+        variational, recurrent_dropout, update_dropout, weight_dropout, zoneout, gradient_clip,
+        time_major, dtype, param_dtype, implementation, remat: see `jaxrnn.nnx.LayerOptions`.
         deterministic: no dropout; here or at the call, not both. Where it is given in neither
             place, dropout is active and takes its masks from the "dropout" random numbers.
     """
@@ -30,7 +31,17 @@ class Layers(nn.Module):
     _: KW_ONLY
     num_layers: int = 1
     bidirectional: bool = False
+    merge: Merge = "concat"
+    residual: bool = False
     dropout: float = 0.0
+    input_dropout: float = 0.0
+    output_dropout: float = 0.0
+    variational: bool = False
+    recurrent_dropout: float = 0.0
+    update_dropout: float = 0.0
+    weight_dropout: float = 0.0
+    zoneout: float | tuple[float, ...] = 0.0
+    gradient_clip: float | None = None
     time_major: bool = False
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
@@ -42,8 +53,8 @@ class Layers(nn.Module):
         """The cell of every layer."""
         raise NotImplementedError
 
-    def the_hidden_features(self) -> int:
-        """H."""
+    def the_hidden_features(self) -> Sizes:
+        """H, or one for each layer."""
         raise NotImplementedError
 
     def __call__(
@@ -54,6 +65,7 @@ class Layers(nn.Module):
         lengths: ArrayLike | None = None,
         mask: ArrayLike | None = None,
         resets: ArrayLike | None = None,
+        reset_state: tuple[Any, ...] | None = None,
         deterministic: bool | None = None,
     ) -> tuple[Array, tuple[Any, ...]]:
         """Runs the layers over whole sequences; arguments and results as in `jaxrnn.nnx.RNN`."""
@@ -64,7 +76,8 @@ class Layers(nn.Module):
             lengths=lengths,
             mask=mask,
             resets=resets,
-            dropout_key=self._dropout_key(deterministic),
+            reset_state=reset_state,
+            key=self._dropout_key(deterministic),
         )
 
     def step(self, x: Array, state: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
@@ -89,33 +102,23 @@ class Layers(nn.Module):
     @property
     def stack(self) -> Stack:
         """The layers as pure functions."""
-        return Stack(
-            self.the_cell(),
-            num_layers=self.num_layers,
-            bidirectional=self.bidirectional,
-            dropout=self.dropout,
-            time_major=self.time_major,
-            dtype=self.dtype,
-            implementation=self.implementation,
-            remat=self.remat,
-        ).check()
+        options = {name: getattr(self, name) for name in Stack._fields if name != "cell"}
+        return Stack(self.the_cell(), **options).check()
 
     @nn.compact
     def _parameters(self, x: Array) -> dict[str, Any]:
         checks.floating(x)
         stack, features, params = self.stack, jnp.shape(x)[-1], {}
-        for index in range(self.num_layers):
+        for index, size in enumerate(stack.sizes(self.the_hidden_features())):
             name = f"layer_{index}"
-            params[name] = self.param(
-                name, stack.init_layer, features, self.the_hidden_features(), self.param_dtype
-            )
+            params[name] = self.param(name, stack.init_layer, features, size, self.param_dtype)
             features = stack.output_features(params[name], features)
         return params
 
     def _dropout_key(self, deterministic: bool | None) -> Array | None:
         if deterministic is not None or self.deterministic is not None:
             deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
-        if deterministic or self.dropout == 0 or self.num_layers == 1:
+        if deterministic or not self.stack.is_random:
             return None
         return self.make_rng("dropout")
 
@@ -125,18 +128,18 @@ class RNN(Layers):
 
     Attributes:
         cell: from `jaxrnn.cells` or your own.
-        hidden_features: H.
+        hidden_features: H, or a tuple with one for each layer.
     """
 
     cell: Cell
-    hidden_features: int
+    hidden_features: Sizes
 
     def the_cell(self) -> Cell:
         """The cell of every layer."""
         return self.cell
 
-    def the_hidden_features(self) -> int:
-        """H."""
+    def the_hidden_features(self) -> Sizes:
+        """H, or one for each layer."""
         return self.hidden_features
 
 
@@ -144,20 +147,20 @@ class BuiltIn(Layers):
     """A stack of one of the built-in cells.
 
     Attributes:
-        hidden_features: H.
+        hidden_features: H, or a tuple with one for each layer.
         use_bias, kernel_init, recurrent_init, bias_init: see `jaxrnn.nnx.CellOptions`; None is the
             cell's own.
     """
 
-    hidden_features: int
+    hidden_features: Sizes
     _: KW_ONLY
     use_bias: bool = True
     kernel_init: Initializer | None = None
     recurrent_init: Initializer | None = None
     bias_init: Initializer | None = None
 
-    def the_hidden_features(self) -> int:
-        """H."""
+    def the_hidden_features(self) -> Sizes:
+        """H, or one for each layer."""
         return self.hidden_features
 
     def cell_options(self) -> dict[str, Any]:

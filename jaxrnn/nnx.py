@@ -11,7 +11,7 @@ from jaxrnn.cells.base import Cell
 from jaxrnn.recurrence import checks
 from jaxrnn.recurrence.api import Remat
 from jaxrnn.recurrence.choice import Implementation
-from jaxrnn.recurrence.stack import Stack
+from jaxrnn.recurrence.stack import Merge, Sizes, Stack
 
 
 class LayerOptions(TypedDict, total=False):
@@ -19,8 +19,24 @@ class LayerOptions(TypedDict, total=False):
 
     Attributes:
         num_layers: layers in the stack.
-        bidirectional: a second set of layers from the last step to the first; outputs side by side.
+        bidirectional: a second set of layers from the last step to the first.
+        merge: of the two directions' outputs: "concat" (side by side), "sum", "mean", "product".
+        residual: every layer but the first adds its input to its output.
         dropout: rate between the layers of a stack, a new mask each call.
+        input_dropout: rate on the input of the first layer.
+        output_dropout: rate on the output of the last layer.
+        variational: these three have one mask for all steps of a row (Gal & Ghahramani 2016).
+        recurrent_dropout: rate on ``h`` before ``h @ R``, one mask for all steps of a row (Gal &
+            Ghahramani 2016, arXiv:1512.05287).
+        update_dropout: rate on what a step adds to the state, ``g`` or ``n``, a new mask each step
+            (Semeniuta et al. 2016, arXiv:1603.05118).
+        weight_dropout: rate on the entries of R, one mask a call (Merity et al. 2017,
+            arXiv:1708.02182).
+        zoneout: rate at which the state's values stay as they were, one for all fields or a tuple
+            with one for each, ``(h, c)`` of the LSTM; evaluation takes the mean (Krueger et al.
+            2017, arXiv:1606.01305).
+        gradient_clip: bound of the cotangents of the gates' pre-activations: see
+            `jaxrnn.recurrence`.
         time_major: arrays are ``[T, B, ...]`` rather than ``[B, T, ...]``.
         dtype: of the matmuls and the output; None is the common dtype of input and parameters.
         param_dtype: of the parameters.
@@ -30,7 +46,17 @@ class LayerOptions(TypedDict, total=False):
 
     num_layers: int
     bidirectional: bool
+    merge: Merge
+    residual: bool
     dropout: float
+    input_dropout: float
+    output_dropout: float
+    variational: bool
+    recurrent_dropout: float
+    update_dropout: float
+    weight_dropout: float
+    zoneout: float | tuple[float, ...]
+    gradient_clip: float | None
     time_major: bool
     dtype: DTypeLike | None
     param_dtype: DTypeLike
@@ -70,7 +96,7 @@ class RNN(nnx.Module):
     Args:
         cell: from `jaxrnn.cells` or your own.
         in_features: I.
-        hidden_features: H.
+        hidden_features: H, or a tuple with one for each layer.
         rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
         **options: see `LayerOptions`.
 
@@ -82,7 +108,7 @@ class RNN(nnx.Module):
         self,
         cell: Cell,
         in_features: int,
-        hidden_features: int,
+        hidden_features: Sizes,
         *,
         rngs: nnx.Rngs,
         param_dtype: DTypeLike = jnp.float32,
@@ -92,7 +118,7 @@ class RNN(nnx.Module):
         self.hidden_features = hidden_features
         self.stack = Stack(cell, **options).check()
         self.deterministic = False
-        self.rngs = nnx.data(rngs.fork() if self.stack.dropout > 0 else None)
+        self.rngs = nnx.data(rngs.fork() if self.stack.is_random else None)
         params = self.stack.init_params(rngs.params(), in_features, hidden_features, param_dtype)
         for name, layer in params.items():
             setattr(self, name, as_modules(layer))
@@ -105,23 +131,26 @@ class RNN(nnx.Module):
         lengths: ArrayLike | None = None,
         mask: ArrayLike | None = None,
         resets: ArrayLike | None = None,
+        reset_state: tuple[Any, ...] | None = None,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> tuple[Array, tuple[Any, ...]]:
         """Runs the layers over whole sequences.
 
         Args:
-            x: ``[B, T, I]`` (``[T, B, I]`` with ``time_major``), floating point.
+            x: ``[B, T, I]`` (``[T, B, I]`` with ``time_major``), floating point; or one sequence
+                ``[T, I]``, and then nothing else has a batch axis either.
             state: a tuple over layers, as `initialize_state` or an earlier call gave it.
             lengths: integers ``[B]``: the real steps at the front of each row.
             mask: bool ``[B, T]``, True at real steps.
             resets: bool or integers ``[B, T]``, true where a new sequence begins.
+            reset_state: what a reset restores, like ``state``; None is the initial state.
             deterministic: no dropout; None is the attribute that ``eval()`` and ``train()`` set.
             rngs: of this call's dropout, in the place of the layer's own.
 
         Returns:
-            outputs ``[B, T, S]`` (twice S with two directions), 0 at masked steps, and the state
-            after each row's last real step.
+            outputs ``[B, T, S]`` (twice S with two directions side by side), 0 at masked steps,
+            and the state after each row's last real step.
 
         Raises:
             ValueError: for shapes that do not fit.
@@ -135,7 +164,8 @@ class RNN(nnx.Module):
             lengths=lengths,
             mask=mask,
             resets=resets,
-            dropout_key=self._dropout_key(deterministic, rngs),
+            reset_state=reset_state,
+            key=self._dropout_key(deterministic, rngs),
         )
 
     def step(self, x: Array, state: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
@@ -163,7 +193,7 @@ class RNN(nnx.Module):
     def _dropout_key(self, deterministic: bool | None, rngs: nnx.Rngs | None) -> Array | None:
         if deterministic is None:
             deterministic = self.deterministic
-        if deterministic or self.stack.dropout == 0 or self.stack.num_layers == 1:
+        if deterministic or not self.stack.is_random:
             return None
         rngs = rngs or self.rngs
         if rngs is None:
@@ -190,13 +220,18 @@ class LSTM(RNN):
 
     Args:
         in_features: I.
-        hidden_features: H.
+        hidden_features: H, or a tuple with one for each layer.
         rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
         **options: see `LayerOptions` and `CellOptions`.
     """
 
     def __init__(
-        self, in_features: int, hidden_features: int, *, rngs: nnx.Rngs, **options: Unpack[Options]
+        self,
+        in_features: int,
+        hidden_features: Sizes,
+        *,
+        rngs: nnx.Rngs,
+        **options: Unpack[Options],
     ):
         for_cell, for_layer = split_options(options)
         super().__init__(
@@ -209,7 +244,7 @@ class GRU(RNN):
 
     Args:
         in_features: I.
-        hidden_features: H.
+        hidden_features: H, or a tuple with one for each layer.
         reset_after: the reset gate is applied after the recurrent matmul, or before it.
         rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
         **options: see `LayerOptions` and `CellOptions`.
@@ -218,7 +253,7 @@ class GRU(RNN):
     def __init__(
         self,
         in_features: int,
-        hidden_features: int,
+        hidden_features: Sizes,
         *,
         reset_after: bool = True,
         rngs: nnx.Rngs,
@@ -234,7 +269,7 @@ class Elman(RNN):
 
     Args:
         in_features: I.
-        hidden_features: H.
+        hidden_features: H, or a tuple with one for each layer.
         activation: "tanh" or "relu".
         rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
         **options: see `LayerOptions` and `CellOptions`.
@@ -243,7 +278,7 @@ class Elman(RNN):
     def __init__(
         self,
         in_features: int,
-        hidden_features: int,
+        hidden_features: Sizes,
         *,
         activation: Literal["tanh", "relu"] = "tanh",
         rngs: nnx.Rngs,
@@ -259,7 +294,7 @@ class SRU(RNN):
 
     Args:
         in_features: I.
-        hidden_features: H.
+        hidden_features: H, or a tuple with one for each layer.
         highway_bias: initial bias of the reset gate.
         rescale: whether the highway is scaled to keep the variance of the layers equal.
         rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
@@ -269,7 +304,7 @@ class SRU(RNN):
     def __init__(
         self,
         in_features: int,
-        hidden_features: int,
+        hidden_features: Sizes,
         *,
         highway_bias: float = 0.0,
         rescale: bool = True,

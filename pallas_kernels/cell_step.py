@@ -1,6 +1,7 @@
 """One step of a tile and its adjoint, which all kernels share."""
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.equations import Arrays, Equations
 from pallas_kernels.tile import Tile, choose, choose_all
@@ -50,7 +51,7 @@ def backward(
     dstate: Arrays,
     dy: jax.Array,
     real: jax.Array | None,
-) -> tuple[Arrays, Arrays, Arrays]:
+) -> tuple[Arrays, tuple[Arrays, Arrays, Arrays]]:
     """The adjoint of `forward`, less the path through ``h @ r``.
 
     Args:
@@ -64,15 +65,18 @@ def backward(
         real: as in `forward`.
 
     Returns:
-        cotangents of ``pre``, ``start`` and ``vectors``, 0 in masked rows.
+        what the step left, not masked; and the cotangents of ``pre``, ``start`` and ``vectors``,
+        0 in masked rows.
     """
     zeros = tile.zeros()
     dafter = {name: choose(real, d, zeros) for name, d in dstate.items()}
     output = equations.output_name
     dafter[output] = dafter.get(output, zeros) + choose(real, dy, zeros)
-    _, pull = jax.vjp(equations.after, pre, start, vectors)
-    dpre, dstart, dvectors = pull(dafter)
-    return tile.clear_outside(dpre), tile.clear_outside(dstart), tile.clear_outside(dvectors)
+    after, pull = jax.vjp(equations.after, pre, start, vectors)
+    dpre, dstart, dvectors = map(tile.clear_outside, pull(dafter))
+    if (bound := equations.gradient_clip) is not None:
+        dpre = {name: jnp.clip(d, -bound, bound) for name, d in dpre.items()}
+    return after, (dpre, dstart, dvectors)
 
 
 def split_at_reset(

@@ -201,8 +201,12 @@ def check_agreement(field: list[Contender], problem: Problem) -> None:
 
 
 def measure(field: list[Contender], which: str, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call; the contenders take turns, in every order equally often."""
-    calls = {one.name: getattr(one, which) for one in field}
+    """Seconds of each pass of each contender; they take turns, in every order equally often."""
+    return measure_calls({one.name: getattr(one, which) for one in field}, repeats)
+
+
+def measure_calls(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each call, in turns."""
     for call in [*calls.values()] * 2:
         call()
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -254,6 +258,28 @@ def machine(threads: int) -> dict[str, Any]:
     }
 
 
+def features(repeats: int) -> dict[str, Any]:
+    """Measure what each feature costs, and print it."""
+    from scripts import bench_features
+
+    found = bench_features.measured(measure_calls, repeats)
+    rows = [
+        [
+            name,
+            f"{row['median_ms']:.1f}",
+            f"{row['plain_ms']:.1f}",
+            f"{row['ratio']:.2f}",
+            "-" if row["at_most"] is None else f"{row['at_most']:.2f}",
+        ]
+        for name, row in found.items()
+    ]
+    print(
+        "Training steps of one LSTM, B32 T128 I256 H256: medians, and the median of paired ratios."
+    )
+    print_table(["feature", "ms", "plain ms", "ratio", "target"], rows, names=1)
+    return found
+
+
 def table(results: list[dict[str, Any]]) -> None:
     """Print the results; ratios above 1 mean that ours is faster."""
     header = ["cell", "shape", "B,T,I,H", "pass", "jaxrnn ms", "flax ms", "torch ms"]
@@ -273,13 +299,18 @@ def table(results: list[dict[str, Any]]) -> None:
                 row.append("-" if ratio is None else f"{ratio:.2f} ({medians:.2f})")
             rows.append(row)
     print("Milliseconds are medians. Ratios: median of paired ratios (ratio of medians).")
+    print_table(header, rows, names=4)
+
+
+def print_table(header: list[str], rows: list[list[str]], names: int) -> None:
+    """Print rows under a header; the first ``names`` columns are text, the others numbers."""
     if find_spec("rich"):
         from rich.console import Console
         from rich.table import Table
 
         grid = Table()
         for k, name in enumerate(header):
-            grid.add_column(name, justify="left" if k < 4 else "right", no_wrap=True)
+            grid.add_column(name, justify="left" if k < names else "right", no_wrap=True)
         for row in rows:
             grid.add_row(*row)
         # A log file has no width to fit into.
@@ -311,6 +342,11 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--against", default="flax,torch", help="of flax, torch (default both)")
     parser.add_argument("--repeats", type=int, default=12, help="timed calls of each (default 12)")
     parser.add_argument("--threads", type=int, default=2, help="for each contender (default 2)")
+    parser.add_argument(
+        "--features",
+        action="store_true",
+        help="instead, what each feature costs beside the plain LSTM, B32 T128 I256 H256",
+    )
     parser.add_argument("--json", type=Path, help="also write machine, medians and ratios here")
     options = parser.parse_args(argv)
     for key, known in (("cells", GATES), ("against", OTHERS)):
@@ -340,8 +376,10 @@ def main(argv: list[str] | None = None) -> None:
     if load and load > 0.5:
         # torch's threads wait for each other at every step, so another process hurts it most.
         print(f"the machine is busy (load {load:.1f}): ratios will be off", file=sys.stderr)
+    if options.features:
+        report["features"] = features(options.repeats)
     report["results"] = []
-    for cell in options.cells:
+    for cell in [] if options.features else options.cells:
         for shape in chosen or shapes.CPU:
             problem = make_problem(cell, shape)
             field = contenders(problem, options.against)
@@ -353,7 +391,8 @@ def main(argv: list[str] | None = None) -> None:
             medians = result["train"]["median_ms"]
             timings = ", ".join(f"{name} {ms:.1f}" for name, ms in medians.items())
             print(f"{cell} {shape.name}: training step, ms: {timings}", file=sys.stderr, flush=True)
-    table(report["results"])
+    if not options.features:
+        table(report["results"])
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 

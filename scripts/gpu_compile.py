@@ -42,7 +42,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 os.environ["XLA_FLAGS"] = f"--xla_dump_to={DUMP} --xla_dump_emitter_re=ptx"
 
-CELLS = ("lstm", "gru", "elman", "sru", "layer_norm_lstm")
+CELLS = ("lstm", "gru", "elman", "sru", "layer_norm_lstm", "projected_lstm")
 DTYPES = ("bfloat16", "float16", "float32")
 FAMILIES = ("resident_", "step_", "elementwise_")  # what our kernels' names begin with
 STEP_DTYPE = "bfloat16"  # of the second table
@@ -287,6 +287,15 @@ def blocks_that_fit(gpu: Gpu, registers: int, threads: int, shared: int) -> int:
     return min(by_registers, 64 // warps, 32, by_shared)
 
 
+def named_cell(name: str, hidden: int) -> Any:
+    """One of `CELLS`; a projection halves the features."""
+    from jaxrnn import cells
+
+    if name == "projected_lstm":
+        return cells.lstm(proj_size=hidden // 2)
+    return getattr(cells, name)()
+
+
 def our_layer(cell: Any, shape: Any, dtype: str, resets: bool = False) -> tuple[Program, Program]:
     """Our layer's forward pass and its training step.
 
@@ -338,7 +347,9 @@ def programs(
         y, pull = jax.vjp(lambda params, x: forward(params, x, *flags), params, x)
         return y, pull(dy.astype(y.dtype))  # Flax's y is float32, as its cell state is.
 
-    x, dy = (jax.ShapeDtypeStruct((shape.T, shape.B, size), dtype) for size in (shape.I, shape.H))
+    out_features = params["p"].shape[-1] if "p" in params else shape.H
+    sizes = (shape.I, out_features)
+    x, dy = (jax.ShapeDtypeStruct((shape.T, shape.B, size), dtype) for size in sizes)
     return Program(forward, (params, x, *flags)), Program(step, (params, x, dy, *flags))
 
 
@@ -430,8 +441,6 @@ def compile_all(
     compiler: Compiler, shapes: list[Any], options: argparse.Namespace
 ) -> tuple[list[Kernel], list[Step]]:
     """The rows of both tables."""
-    from jaxrnn import cells
-
     kernels, steps = [], []
     flax = [("flax", STEP_DTYPE)] if options.against == "flax" and not options.resets else []
     for name in options.cells:
@@ -443,7 +452,7 @@ def compile_all(
                 if which == "flax":
                     report = compile_flax(compiler, name, shape, dtype)
                 else:
-                    cell = getattr(cells, name)()
+                    cell = named_cell(name, shape.H)
                     report = compile_layer(compiler, cell, shape, dtype, options.resets)
                 kernels += report.kernels
                 steps += [report.step] if dtype == STEP_DTYPE else []

@@ -113,29 +113,59 @@ def lstm_gate_adjoint(gates, c: np.ndarray, dc: np.ndarray, do: np.ndarray) -> n
     return np.stack(columns, axis=1)
 
 
-def lstm_step(params: Arrays, x: np.ndarray, state: Arrays):
+def lstm_step(clip: float, params: Arrays, x: np.ndarray, state: Arrays):
     """Hochreiter and Schmidhuber (1997) with the forget gate of Gers et al. (2000).
 
     With i, f, g, o the four columns of W x + R h + b:
-    c' = sigmoid(f) c + sigmoid(i) tanh(g);  h' = sigmoid(o) tanh(c').
+    c' = sigmoid(f) c + sigmoid(i) tanh(g), not beyond the clip;  h' = sigmoid(o) tanh(c').
+    With "v", peepholes of Gers and Schmidhuber (2000): i + v_i c, f + v_f c, o + v_o c'. With three
+    columns, f, g, o, the input gate is 1 - sigmoid(f) (Greff et al. 2017). With "p", of Sak et al.
+    (2014), h' = (sigmoid(o) tanh(c')) P.
     """
     h, c = state["h"], state["c"]
     pre = matmul(x, params["w_x"]) + matmul(h, params["r"]) + params.get("b", 0.0)
-    i, f, g, o = sigmoid(pre[:, 0]), sigmoid(pre[:, 1]), np.tanh(pre[:, 2]), sigmoid(pre[:, 3])
-    c_after = f * c + i * g
+    coupled = pre.shape[1] == 3
+    v = list(params.get("v", np.zeros((2 if coupled else 3, c.shape[1]))))
+    columns = [pre[:, k] for k in range(pre.shape[1])]
+    pre_i, pre_f, pre_g, pre_o = ([None] if coupled else []) + columns
+    v_i, v_f, v_o = ([None] if coupled else []) + v
+    f = sigmoid(pre_f + v_f * c)
+    i = 1.0 - f if coupled else sigmoid(pre_i + v_i * c)
+    g = np.tanh(pre_g)
+    unclipped = f * c + i * g
+    inside = np.abs(np.real(unclipped)) < clip
+    c_after = np.where(inside, unclipped, clip * np.sign(np.real(unclipped)))
+    o = sigmoid(pre_o + v_o * c_after)
     squashed = np.tanh(c_after)
-    h_after = o * squashed
+    output = o * squashed
+    h_after = output @ params["p"] if "p" in params else output
 
     def backward(doutput, dafter):
         dh = doutput + dafter["h"]
-        dc = dafter["c"] + dh * o * (1.0 - squashed**2)
-        dpre = lstm_gate_adjoint((i, f, g, o), c, dc, dh * squashed)
+        dout = dh @ params["p"].T if "p" in params else dh
+        dpre_o = dout * squashed * o * (1.0 - o)
+        dc = dafter["c"] + dout * o * (1.0 - squashed**2) + dpre_o * v_o
+        dc = np.where(inside, dc, 0.0)
+        slope = f * (1.0 - f)
+        dpre_f = (dc * (c - g) if coupled else dc * c) * slope
+        dpre_i = None if coupled else dc * g * i * (1.0 - i)
+        dgates = [dpre_i, dpre_f, dc * i * (1.0 - g**2), dpre_o]
+        dpre = np.stack([d for d in dgates if d is not None], axis=1)
         dparams = {
             "w_x": matmul_to_weight(x, dpre),
             "r": matmul_to_weight(h, dpre),
             "b": dpre.sum(0),
         }
-        dbefore = {"h": matmul_to_input(dpre, params["r"]), "c": dc * f}
+        if "p" in params:
+            dparams["p"] = output.T @ dh
+        dc_before = dc * f + dpre_f * v_f
+        dpeepholes = [dpre_f * c, dpre_o * c_after]
+        if not coupled:
+            dc_before = dc_before + dpre_i * v_i
+            dpeepholes.insert(0, dpre_i * c)
+        if "v" in params:
+            dparams["v"] = np.stack([d.sum(0) for d in dpeepholes])
+        dbefore = {"h": matmul_to_input(dpre, params["r"]), "c": dc_before}
         return dparams, matmul_to_input(dpre, params["w_x"]), dbefore
 
     return h_after, {"h": h_after, "c": c_after}, backward
@@ -307,9 +337,9 @@ def elman(activation: str = "tanh") -> Oracle:
     return Oracle(partial(elman_step, activation), ("h",))
 
 
-def lstm() -> Oracle:
-    """The LSTM cell; gates i, f, g, o."""
-    return Oracle(lstm_step, ("h", "c"))
+def lstm(clip: float = np.inf) -> Oracle:
+    """The LSTM cell; gates i, f, g, o, or f, g, o. The parameters tell its other options."""
+    return Oracle(partial(lstm_step, clip), ("h", "c"))
 
 
 def layer_norm_lstm() -> Oracle:
@@ -340,7 +370,7 @@ def zero_state(cell: Oracle, batch: int, hidden: int) -> Arrays:
     return {name: np.zeros((batch, hidden)) for name in cell.state_names}
 
 
-def _walk(cell: Oracle, params, x, state, mask, resets, restart, reverse):
+def _walk(cell: Oracle, params, x, state, mask, resets, restart, reverse, hold):
     """Run the loop and also return, in the order walked, what the way back needs."""
     params, x, state = tree(exact, params), exact(x), tree(exact, state)
     steps, batch = x.shape[:2]
@@ -361,14 +391,26 @@ def _walk(cell: Oracle, params, x, state, mask, resets, restart, reverse):
         live, fresh = live[:, None], fresh[:, None]
         before = {name: np.where(fresh, restart[name], state[name]) for name in state}
         output, after, backward = cell.step(params, x[t], before)
+        held = {name: exact(share[t]) for name, share in (hold or {}).items()}
+        after |= {k: share * before[k] + (1.0 - share) * after[k] for k, share in held.items()}
+        output = after.get("h", output)
         state = {name: np.where(live, after[name], state[name]) for name in state}
         outputs[t] = np.where(live, output, 0.0)
-        tape.append((t, live, fresh, backward))
+        tape.append((t, live, fresh, held, backward))
     return np.stack(outputs), state, tape
 
 
 def run(
-    cell: Oracle, params, x, state, *, mask=None, resets=None, restart=None, reverse=False
+    cell: Oracle,
+    params,
+    x,
+    state,
+    *,
+    mask=None,
+    resets=None,
+    restart=None,
+    reverse=False,
+    hold=None,
 ) -> tuple[np.ndarray, Arrays]:
     """One layer in one direction.
 
@@ -381,11 +423,13 @@ def run(
         resets: ``[T, B]``, True where a new sequence begins at that step.
         restart: The state that a reset restores; None means zeros.
         reverse: Walk from the last step to the first; outputs stay in the order of the inputs.
+        hold: ``{name: [T, B, H]}``, the share of its old value that a part of the state keeps:
+            zoneout of Krueger et al. (2017), after which h is the output.
 
     Returns:
         The outputs ``[T, B, H]``, exactly 0 at masked steps, and the final state.
     """
-    outputs, state, _ = _walk(cell, params, x, state, mask, resets, restart, reverse)
+    outputs, state, _ = _walk(cell, params, x, state, mask, resets, restart, reverse, hold)
     return outputs, state
 
 
@@ -401,16 +445,23 @@ def gradients(
     resets=None,
     restart=None,
     reverse=False,
+    hold=None,
 ) -> Gradients:
     """Cotangents of ``run``'s arguments, given those of its outputs and of its final state."""
-    _, _, tape = _walk(cell, params, x, state, mask, resets, restart, reverse)
+    _, _, tape = _walk(cell, params, x, state, mask, resets, restart, reverse, hold)
     params, dy, dstate = tree(exact, params), exact(dy), tree(exact, dfinal)
     dparams = tree(np.zeros_like, params)
     drestart = tree(np.zeros_like, dstate)
     dx = np.zeros(np.shape(x))
-    for t, live, fresh, backward in reversed(tape):
+    for t, live, fresh, held, backward in reversed(tape):
         dafter = {name: np.where(live, dstate[name], 0.0) for name in dstate}
-        dparams_t, dx_t, dbefore = backward(np.where(live, dy[t], 0.0), dafter)
+        doutput = np.where(live, dy[t], 0.0)
+        if "h" in dafter:
+            dafter["h"], doutput = dafter["h"] + doutput, np.zeros_like(doutput)
+        dheld = {name: share * dafter[name] for name, share in held.items()}
+        dafter |= {name: (1.0 - share) * dafter[name] for name, share in held.items()}
+        dparams_t, dx_t, dbefore = backward(doutput, dafter)
+        dbefore |= {name: dbefore[name] + d for name, d in dheld.items()}
         for name in dparams:
             dparams[name] = dparams[name] + dparams_t[name]
         dx[t] = np.where(live, dx_t, 0.0)

@@ -16,8 +16,15 @@ FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("
 ROOMS = {
     "jaxrnn/cells": ({"jaxrnn._typing", "jaxrnn.cells"}, {"jax"}),
     "jaxrnn/_typing.py": (set(), {"jax"}),
+    "jaxrnn/regularization.py": ({"jaxrnn._typing"}, {"jax"}),
     "jaxrnn/recurrence": (
-        {"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.recurrence", "jaxrnn.precision"},
+        {
+            "jaxrnn._typing",
+            "jaxrnn.cells",
+            "jaxrnn.precision",
+            "jaxrnn.recurrence",
+            "jaxrnn.regularization",
+        },
         {"jax"},
     ),
     "jaxrnn/recurrence/fused.py": (
@@ -42,8 +49,13 @@ ROOMS = {
             "jaxrnn.models",
             "jaxrnn.precision",
             "jaxrnn.recurrence",
+            "jaxrnn.regularization",
         },
         {"jax", "flax"},
+    ),
+    "jaxrnn/convert": (
+        {"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.convert"},
+        {"jax", "safetensors"},
     ),
     "jaxrnn/data": ({"jaxrnn.data"}, None),
     "pallas_kernels": ({"pallas_kernels"}, {"jax"}),

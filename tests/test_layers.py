@@ -97,9 +97,7 @@ def test_layers_stay_in_order_beyond_ten():
 
     @jax.jit
     def apply(x):
-        return stack.apply(params, x, None, lengths=None, mask=None, resets=None, dropout_key=None)[
-            0
-        ]
+        return stack.apply(params, x, None)[0]
 
     assert_close(apply(x), np.swapaxes(want, 0, 1), size=11 * 2)
 
@@ -172,9 +170,7 @@ def pass_through(num_layers, rate, **options):
     params = stack.init_params(KEY, 16, 16, jnp.float32)
 
     def apply(x, key):
-        return stack.apply(params, x, None, lengths=None, mask=None, resets=None, dropout_key=key)[
-            0
-        ]
+        return stack.apply(params, x, None, key=key)[0]
 
     return jax.jit(apply)
 
@@ -296,7 +292,7 @@ def test_a_sequence_may_come_in_pieces(name):
     traced = []
 
     def whole(params, x, state):
-        return stack.apply(params, x, state, lengths=None, mask=None, resets=None, dropout_key=None)
+        return stack.apply(params, x, state)
 
     @jax.jit
     def at_once_and_in_two(params, x, state):
@@ -373,7 +369,7 @@ def test_bad_layers_and_arguments_are_named():
 
     layer = jaxrnn.LSTM(I, H, num_layers=2, rngs=nnx.Rngs(0))
     x, state = inputs(B, T, I), layer.initialize_state(B)
-    refused(ValueError, r"x should be \[B, T, I\]", x[0])
+    refused(ValueError, r"x should be \[B, T, I\]", x[None])
     refused(TypeError, "embedding", np.zeros((B, T, I), np.int32))
     refused(TypeError, "embedding", np.zeros((B, T), np.int32))
     refused(ValueError, "tuple over 2 layers", x, state[:1])

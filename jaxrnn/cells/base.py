@@ -49,8 +49,14 @@ class Cell(NamedTuple):
         tanh_gates: likewise through a tanh.
         whole_rows: the gates reduce over H (layer norm). A kernel may pad H: all ``vectors`` are 0
             there, so one that is 1/H makes a sum a mean.
+        drops_updates: the gates pass what they add to the state through `kept_update`.
         step: ``(pre {name: [B, H]}, state, LoopWeights) -> (output, {other field})`` for cells
             that are not ``h @ r`` and then gates. They run on the scan only, by plain autodiff.
+        linear: ``(pre, vectors) -> (a, b)``, arrays like those of ``pre``, where the state's first
+            field becomes ``a * field + b`` and no other field is read. ``gates`` is written with
+            it. Such steps compose, so all states can be made by a parallel scan over time; then
+            ``gates``, elementwise, makes all outputs at once of the states that the steps start
+            from. For cells without ``h_gates``; ``pre`` is what ``gates`` sees.
     """
 
     name: str
@@ -65,9 +71,11 @@ class Cell(NamedTuple):
     sigmoid_gates: tuple[str, ...] = ()
     tanh_gates: tuple[str, ...] = ()
     whole_rows: bool = False
+    drops_updates: bool = False
     step: (
         Callable[[dict[str, Array], State, LoopWeights], tuple[Array, dict[str, Array]]] | None
     ) = None
+    linear: Callable[[dict[str, Array], Mapping[str, Array]], tuple[Array, Array]] | None = None
 
     @property
     def shared_gates(self) -> int:
@@ -102,6 +110,11 @@ def affine_inputs(params: Params, x: Array) -> Array:
     """``x @ w_x + b`` for all gates at once: ``[T, B, I] -> [T, B, Gx, H]``."""
     x_pre = project(x, params["w_x"])
     return x_pre + params["b"] if "b" in params else x_pre
+
+
+def kept_update(pre: dict[str, Array], update: Array) -> Array:
+    """What a cell adds to its state, scaled where the loop drops updates (see `Noise`)."""
+    return update * pre["update_scale"] if "update_scale" in pre else update
 
 
 def per_gate(

@@ -1,6 +1,6 @@
 """Long short-term memory."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrnn._typing import Array, DTypeLike, Initializer, Key, Params
 from jaxrnn.cells import initializers
-from jaxrnn.cells.base import Cell, LoopWeights, affine_inputs, per_gate
+from jaxrnn.cells.base import Cell, LoopWeights, affine_inputs, kept_update, per_gate
 
 GATES = ("i", "f", "g", "o")
 
@@ -20,16 +20,31 @@ class LSTMState(NamedTuple):
     c: Array
 
 
-def lstm_gates(pre, state, vectors):
-    """``c' = f c + i g``, ``h' = o tanh(c')``; ``i, f, g, o`` arrive activated."""
-    c = pre["f"] * state.c + pre["i"] * pre["g"]
-    return pre["o"] * jnp.tanh(c), {"c": c}
+def lstm_gates(pre, state, vectors, *, cell_clip=None):
+    """``c' = f c + i g``, ``h' = o tanh(c')``; without a column of its own, ``i`` is ``1 - f``.
+
+    ``i, f, g, o`` arrive activated, but those with a peephole, which look at ``c`` first.
+    """
+
+    def gate(name, c):
+        return jax.nn.sigmoid(pre[name] + vectors[name] * c) if name in vectors else pre[name]
+
+    f = gate("f", state.c)
+    i = gate("i", state.c) if "i" in pre else 1 - f
+    c = f * state.c + i * kept_update(pre, pre["g"])
+    if cell_clip is not None:
+        c = jnp.clip(c, -cell_clip, cell_clip)
+    return gate("o", c) * jnp.tanh(c), {"c": c}
 
 
 @lru_cache
 def lstm(
     *,
     use_bias: bool = True,
+    proj_size: int | None = None,
+    peepholes: bool = False,
+    coupled: bool = False,
+    cell_clip: float | None = None,
     kernel_init: Initializer = initializers.glorot,
     recurrent_init: Initializer = initializers.orthogonal,
     bias_init: Initializer = initializers.zeros,
@@ -43,46 +58,67 @@ def lstm(
         c' &= f \odot c + i \odot g \\
         h' &= o \odot \tanh(c')
 
-    Parameters: ``w_x [I, 4, H]``, ``r [H, 4, H]``, ``b [4, H]``; gates in the order i, f, g, o,
-    that of ``torch.nn.LSTM`` (whose two biases are summed here).
+    Parameters: ``w_x [I, 4, H]``, ``r [S, 4, H]``, ``b [4, H]``; gates in the order i, f, g, o,
+    that of ``torch.nn.LSTM`` (whose two biases are summed here). S is H, or ``proj_size``.
 
     Args:
         use_bias: whether there is a ``b``.
-        kernel_init: initializer of each gate's ``[I, H]``.
-        recurrent_init: initializer of each gate's ``[H, H]``.
+        proj_size: size S of a projected output :math:`h' = P^T (o \odot \tanh(c'))` (Sak et al.
+            2014, arXiv:1402.1128), with a parameter ``p [H, S]``; None has none.
+        peepholes: i and f also see :math:`v_{i,f} \odot c`, and o :math:`v_o \odot c'` (Gers &
+            Schmidhuber 2000), with parameters ``v [3, H]`` (i, f, o) that start at 0.
+        coupled: :math:`i = 1 - f` (Greff et al. 2017, arXiv:1503.04069): gates f, g, o alone.
+        cell_clip: bound of the elements of :math:`c'`, on both sides; None has none.
+        kernel_init: initializer of each gate's ``[I, H]``, and of ``p``.
+        recurrent_init: initializer of each gate's ``[S, H]``.
         bias_init: initializer of ``b``.
         forget_bias: added to the initial bias of the forget gate (Jozefowicz et al. 2015).
 
     Returns:
         The cell; the same object for the same arguments.
     """
+    names = GATES[1:] if coupled else GATES
+    sigmoids = tuple(name for name in names if name != "g")
 
     def init_params(key: Key, in_features: int, hidden_features: int, dtype: DTypeLike) -> Params:
-        k_x, k_r, k_b = jax.random.split(key, 3)
+        k_x, k_r, k_b, k_p = jax.random.split(key, 4)
+        out_features, gates = proj_size or hidden_features, len(names)
         params = {
-            "w_x": per_gate(kernel_init, k_x, in_features, 4, hidden_features, dtype),
-            "r": per_gate(recurrent_init, k_r, hidden_features, 4, hidden_features, dtype),
+            "w_x": per_gate(kernel_init, k_x, in_features, gates, hidden_features, dtype),
+            "r": per_gate(recurrent_init, k_r, out_features, gates, hidden_features, dtype),
         }
         if use_bias:
-            bias = bias_init(k_b, (4, hidden_features), dtype)
-            params["b"] = bias.at[GATES.index("f")].add(forget_bias)
+            bias = bias_init(k_b, (gates, hidden_features), dtype)
+            params["b"] = bias.at[names.index("f")].add(forget_bias)
+        if proj_size is not None:
+            params["p"] = kernel_init(k_p, (hidden_features, proj_size), dtype)
+        if peepholes:
+            params["v"] = jnp.zeros((len(sigmoids), hidden_features), dtype)
         return params
 
     def init_state(params: Params, batch: int, dtype: DTypeLike) -> LSTMState:
         # Two arrays, not one twice: a state can be donated.
-        shape = (batch, params["r"].shape[0])
-        return LSTMState(h=jnp.zeros(shape, dtype), c=jnp.zeros(shape, dtype))
+        out_features, _, hidden_features = params["r"].shape
+        return LSTMState(
+            h=jnp.zeros((batch, out_features), dtype), c=jnp.zeros((batch, hidden_features), dtype)
+        )
 
+    def loop_weights(params: Params) -> LoopWeights:
+        vectors = dict(zip(sigmoids, params["v"], strict=True)) if peepholes else {}
+        return LoopWeights(r=params["r"], p=params.get("p"), vectors=vectors)
+
+    options = {"projected": proj_size, "peephole": peepholes, "coupled": coupled}
     return Cell(
-        name="lstm",
-        x_gates=GATES,
-        h_gates=GATES,
+        name=" ".join([name for name, used in options.items() if used] + ["lstm"]),
+        x_gates=names,
+        h_gates=names,
         state_type=LSTMState,
         init_params=init_params,
         init_state=init_state,
         project_inputs=affine_inputs,
-        loop_weights=lambda params: LoopWeights(r=params["r"]),
-        gates=lstm_gates,
-        sigmoid_gates=("i", "f", "o"),
+        loop_weights=loop_weights,
+        gates=partial(lstm_gates, cell_clip=cell_clip) if cell_clip is not None else lstm_gates,
+        sigmoid_gates=() if peepholes else sigmoids,
         tanh_gates=("g",),
+        drops_updates=True,
     )

@@ -12,7 +12,7 @@ from jaxrnn.cells.base import Cell
 from jaxrnn.models.softmax import Softmax, WordVectors
 from jaxrnn.nnx import RNN
 from jaxrnn.recurrence.api import Remat
-from jaxrnn.recurrence.stack import dropout
+from jaxrnn.regularization import dropout
 
 CELLS: dict[str, Callable[[], Cell]] = {
     "elman": cells.elman,

@@ -12,6 +12,7 @@ from jaxrnn.cells.base import Cell
 from jaxrnn.recurrence import checks, choice, chunks, mesh, sequence, xla
 from jaxrnn.recurrence.choice import Implementation
 from jaxrnn.recurrence.loop import Inputs, Loop
+from jaxrnn.recurrence.noise import Noise
 from jaxrnn.recurrence.vjp import time_loop
 from pallas_kernels.varying import vary_together
 
@@ -27,10 +28,13 @@ def recurrence(
     lengths: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     resets: ArrayLike | None = None,
+    reset_state: State | None = None,
+    noise: Noise | None = None,
     reverse: bool = False,
     dtype: DTypeLike | None = None,
     implementation: Implementation | None = None,
     remat: Remat | None = None,
+    gradient_clip: float | None = None,
     autodiff: bool = False,
 ) -> tuple[Array, State]:
     """Runs a cell over a batch of sequences, time first.
@@ -51,6 +55,8 @@ def recurrence(
         lengths: integers ``[B]``: row b has ``lengths[b]`` real steps, at the front.
         mask: bool ``[T, B]``, True at real steps; with ``lengths``, both must hold.
         resets: bool or integers ``[T, B]``, true where a new sequence begins at that step.
+        reset_state: what a reset restores, each leaf ``[B, ...]``; None is ``cell.init_state``.
+        noise: dropout and zoneout inside the loop: see `Noise`.
         reverse: run from the last step to the first. Outputs stay aligned with ``x``.
         dtype: of the matmuls and the output; None is the common dtype of ``x`` and ``params``.
         implementation: "xla" is `lax.scan`, "pallas" the fused kernels; a name runs or raises. None
@@ -59,6 +65,9 @@ def recurrence(
         remat: what a gradient keeps. "none": states and gates. "gates": states, and the gates are
             computed again, as the fused kernels do in any case. "chunk": the state every sqrt(T)
             steps, and all else is computed again. None is "none" on a CPU and "gates" on a GPU.
+        gradient_clip: bound of each element of the cotangents of the gates' pre-activations, step
+            by step, before they go on into weights, inputs and the step before (Graves 2013,
+            arXiv:1308.0850, section 2.1); None has none.
         autodiff: differentiate through the scan itself instead of by the library's rule: slower
             and with more memory, but it allows forward mode and second order.
 
@@ -81,20 +90,26 @@ def recurrence(
 
     initial = cell.init_state(params, batch, xla.accumulator(dtype))
     state = initial if state is None else checks.state(cell, state, initial)
+    restart = initial if reset_state is None else checks.state(cell, reset_state, initial)
+    noise = noise or Noise()
+    noise.check(cell, state, steps)
+    if gradient_clip is not None and cell.step is not None:
+        raise ValueError(f"{cell.name} has a step of its own, where gradient_clip cannot reach")
     mask = checks.flags("mask", mask, steps, batch)
     resets = checks.flags("resets", resets, steps, batch)
     mask = sequence.step_mask(steps, checks.lengths(lengths, batch), mask)
     run = partial(
         run_rows,
-        cell,
+        noise.into(cell),
         reverse=reverse,
         dtype=dtype,
         implementation=implementation,
         remat=remat,
+        gradient_clip=gradient_clip,
         autodiff=autodiff,
     )
-    rows = Rows(params, x, state, initial, mask, resets)
-    return mesh.over_explicit_batch(run, rows, jax.typeof(x), axes=Rows(None, 1, 0, 0, 1, 1))
+    rows = Rows(params, x, state, restart, mask, resets, noise.columns(), noise.h_scale)
+    return mesh.over_explicit_batch(run, rows, jax.typeof(x), axes=ROW_AXES)
 
 
 class Rows(NamedTuple):
@@ -103,9 +118,14 @@ class Rows(NamedTuple):
     params: Any
     x: Any
     state: Any
-    initial: Any
+    restart: Any
     mask: Any
     resets: Any
+    columns: Any
+    h_scale: Any
+
+
+ROW_AXES = Rows(None, 1, 0, 0, 1, 1, 1, 0)
 
 
 def run_rows(
@@ -116,30 +136,35 @@ def run_rows(
     dtype: DTypeLike,
     implementation: Implementation | None,
     remat: Remat | None,
+    gradient_clip: float | None,
     autodiff: bool,
 ) -> tuple[Array, State]:
     """`recurrence` after its checks, on the rows of the batch that this program has."""
-    params, x, state, initial, mask, resets = vary_together(*rows)
+    params, x, state, restart, mask, resets, noise, h_scale = vary_together(*rows)
     params, x = jax.tree.map(lambda a: a.astype(dtype), (params, x))
     if mask is not None:
         x = jnp.where(mask[:, :, None], x, 0)
     if resets is not None and reverse:
         resets = sequence.resets_in_reverse(resets, mask)
 
-    restart = None if resets is None else initial
+    restart = None if resets is None else restart
     weights = cell.loop_weights(params)
     checks.cell(cell, weights)
     x_pre = jax.eval_shape(cell.project_inputs, params, x)
-    plan = choice.plan(implementation, cell, weights, x_pre.shape[-1], initial, dtype)
+    plan = choice.plan(implementation, cell, weights, x_pre.shape[-1], state, dtype)
     if not x.size:
         plan = None  # No kernel is launched over nothing.
     remat = remat or ("gates" if choice.on_gpu() else "none")
-    loop = Loop(cell, reverse, keep="states" if remat == "gates" else "gates", plan=plan)
+    keep = "states" if remat == "gates" else "gates"
+    loop = Loop(cell, reverse, keep, plan, gradient_clip)
 
     def piece(state: State, columns: Any) -> tuple[State, Array]:
-        x, mask, resets = columns
+        x, mask, resets, noise = columns
         x_pre = cell.project_inputs(params, x)
-        inputs = Inputs(weights, x_pre, state, restart, mask, resets)
+        if noise:
+            columns = [x_pre, *(a[:, :, None].astype(dtype) for a in noise.values())]
+            x_pre = jnp.concatenate(columns, axis=2)
+        inputs = Inputs(weights, x_pre, state, restart, mask, resets, h_scale)
         if autodiff or cell.step is not None:
             y, state, _ = xla.forward(loop, inputs)
         else:
@@ -158,5 +183,5 @@ def run_rows(
         weight_bytes = sum(p.nbytes for p in jax.tree.leaves(params))
         x_pre_bytes = x_pre.size * x_pre.dtype.itemsize
         chunk = chunks.that_stays_in_cache(steps, x_pre_bytes, weight_bytes)
-    state, y = chunks.scan(piece, state, (x, mask, resets), chunk, reverse=reverse)
+    state, y = chunks.scan(piece, state, (x, mask, resets, noise), chunk, reverse=reverse)
     return y, state

@@ -100,3 +100,9 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value is not None and value not in allowed:
         names = ", ".join(f'"{option}"' for option in allowed)
         raise ValueError(f"{name} should be None or one of {names}, got {value!r}")
+
+
+def rate(name: str, value: float) -> None:
+    """Refuses what is no probability."""
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} should be between 0 and 1, got {value}")

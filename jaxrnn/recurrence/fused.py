@@ -49,6 +49,10 @@ BATCH_AXIS = {
     "x_pre": 1,
     "pre": 1,
     "r": None,
+    "p": None,
+    "h_scale": 0,
+    "output": 1,
+    "dh": 1,
     "vectors": None,
     "dvectors": 1,
     "mask": 1,
@@ -113,20 +117,20 @@ def plan(cell: Cell, weights: LoopWeights, hidden: int, state: State, dtype: Any
         return f"the fused kernels need compute capability 8.0, and this is {target.name}"
     if cell.step is not None:
         return f"{cell.name} has a step of its own, which is not h @ r and then gates"
-    if weights.p is not None:
-        return f"{cell.name} projects its output, which no fused kernel does yet"
+    if weights.p is not None and not cell.h_gates:
+        return f"{cell.name} projects its output, which only kernels with a matmul do"
     dtype = jnp.dtype(dtype)
     if dtype.name not in DTYPES:
         return f"the fused kernels compute in {', '.join(DTYPES)}, not in {dtype.name}"
     for name, leaf in zip(cell.state_names, state, strict=True):
-        if leaf.shape[1:] != (hidden,):
+        if leaf.shape[1:] != (hidden,) and not (name == "h" and weights.p is not None):
             return f"state.{name} is {leaf.shape}, and the fused kernels want [B, H = {hidden}]"
     for name, vector in weights.vectors.items():
         if vector.shape != (hidden,):
             return (
                 f"the vector {name!r} is {vector.shape}, and the fused kernels want [H = {hidden}]"
             )
-    equation = equations(cell, tuple(weights.vectors))
+    equation = equations(cell, tuple(weights.vectors), weights.p is not None)
     if reason := unfit(equation, hidden):
         return f"the gates of {cell.name} {reason}"
     rows, size = cell.whole_rows, dtype.itemsize
@@ -134,7 +138,7 @@ def plan(cell: Cell, weights: LoopWeights, hidden: int, state: State, dtype: Any
         return f"{cell.name} needs whole rows without a matmul, which no kernel does yet"
     if not cell.h_gates:
         family, tiles = "elementwise", walk_tiles.elementwise(hidden)
-    elif walk_tiles.resident_fits(equation, hidden, size, target, rows):
+    elif weights.p is None and walk_tiles.resident_fits(equation, hidden, size, target, rows):
         family, tiles = "resident", walk_tiles.resident(hidden, rows)
     else:
         family, tiles = "step", step_tiles.step(hidden, size, target, rows)
@@ -159,19 +163,34 @@ def unfit(equation: Equations, hidden: int) -> str | None:
 
 
 @lru_cache
-def equations(cell: Cell, vector_names: tuple[str, ...]) -> Equations:
+def equations(
+    cell: Cell, vector_names: tuple[str, ...], projects: bool, gradient_clip: float | None = None
+) -> Equations:
     """The cell as kernels see it."""
+    # h of a projected size is no tile of the gates' size: they may not read it.
+    unread = {"h": None} if projects else {}
 
     def gates(pre, state, vectors):
-        return cell.gates(xla.activated(cell, pre), cell.state_type(**state), vectors)
+        return cell.gates(xla.activated(cell, pre), cell.state_type(**unread, **state), vectors)
 
-    name = re.sub(r"\W+", "_", cell.name).strip("_")
-    return Equations(name, cell.x_gates, cell.h_gates, cell.state_names, vector_names, gates)
+    return Equations(
+        name=re.sub(r"\W+", "_", cell.name).strip("_"),
+        x_gates=cell.x_gates,
+        h_gates=cell.h_gates,
+        state_names=tuple(name for name in cell.state_names if name not in unread),
+        vector_names=vector_names,
+        gates=gates,
+        projects=projects,
+        gradient_clip=gradient_clip,
+    )
 
 
 def launch(loop: Loop, inputs: Inputs) -> walk.Launch | step.Launch:
     """The kernels of a loop."""
-    equation = equations(loop.cell, tuple(inputs.weights.vectors))
+    weights = inputs.weights
+    equation = equations(
+        loop.cell, tuple(weights.vectors), weights.p is not None, loop.gradient_clip
+    )
     family, tiles, precision, interpret = loop.plan
     if family == "step":
         return step.Launch(equation, tiles, loop.reverse, precision, interpret)
@@ -203,19 +222,22 @@ def backward(loop: Loop, saved: Saved, dy: Array, dfinal: State) -> Inputs:
             given["start"] = saved.states
         case "resident":
             given["start"], start_h = saved.states, saved.states["h"]
-            given["pre"] = gate_inputs(cell, weights.r, inputs.x_pre, start_h)
+            h = scaled(inputs, start_h)
+            given["pre"] = gate_inputs(cell, weights.r, inputs.x_pre, h)
         case "step":
             given |= {"history": saved.states, "state": inputs.state._asdict()}
             start_h = starts(loop, inputs, saved.states["h"])
     d = over_batch(launch(loop, inputs).backward, given, BATCH_AXIS)
-    dr = None
+    dr = dp = None
+    if weights.p is not None:
+        dp = xla.sum_of_products(d["output"], d["dh"], weights.p)
     if start_h is not None:
         block = recurrent_block(cell, d["pre"])
-        dr = xla.sum_of_products(start_h, block, weights.r)
+        dr = xla.sum_of_products(scaled(inputs, start_h), block, weights.r)
         if loop.plan.family == "step":
             d = with_first_matmul(loop, inputs, d, block[-1 if loop.reverse else 0])
     drestart = None if d["drestart"] is None else cell.state_type(**d["drestart"])
-    dweights = LoopWeights(dr, None, unstacked(weights.vectors, d["dvectors"]))
+    dweights = LoopWeights(dr, dp, unstacked(weights.vectors, d["dvectors"]))
     return Inputs(dweights, d["pre"]["x"], cell.state_type(**d["dstate"]), drestart)
 
 
@@ -224,7 +246,7 @@ def with_first_matmul(
 ) -> dict[str, Any]:
     """Adds what the initial state gets by way of ``h @ r``; no launch follows that could."""
     r: Any = inputs.weights.r
-    dh = xla.matmul_transposed(block, r.reshape(r.shape[0], -1))
+    dh = scaled(inputs, xla.matmul_transposed(block, r.reshape(r.shape[0], -1)))
     if inputs.resets is None:
         return d | {"dstate": d["dstate"] | {"h": d["dstate"]["h"] + dh}}
     reset = inputs.resets[-1 if loop.reverse else 0][:, None]
@@ -232,6 +254,11 @@ def with_first_matmul(
         name: d[name] | {"h": d[name]["h"] + jnp.where(here, dh, 0)}
         for name, here in (("dstate", ~reset), ("drestart", reset))
     }
+
+
+def scaled(inputs: Inputs, h: Array) -> Array:
+    """``h [..., B, S]``, or its cotangent, with the loop's factors."""
+    return h if inputs.h_scale is None else h * inputs.h_scale.astype(h.dtype)
 
 
 def arrays(inputs: Inputs) -> dict[str, Any]:
@@ -242,6 +269,8 @@ def arrays(inputs: Inputs) -> dict[str, Any]:
 
     return {
         "r": inputs.weights.r,
+        "p": None if inputs.weights.p is None else inputs.weights.p[:, None],
+        "h_scale": inputs.h_scale,
         "vectors": stacked(inputs.weights.vectors),
         "restart": None if inputs.restart is None else inputs.restart._asdict(),
         "mask": flags(inputs.mask),

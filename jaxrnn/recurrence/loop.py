@@ -17,12 +17,14 @@ class Loop(NamedTuple):
         keep: what the scan saves for its gradient: "gates", or "states", from which one matmul over
             all steps makes the gates again. The fused kernels always keep states.
         plan: of the fused kernels, a `fused.Plan`; None is the scan.
+        gradient_clip: bound of the cotangents of the pre-activations; None has none.
     """
 
     cell: Cell
     reverse: bool = False
     keep: Keep = "gates"
     plan: Any = None
+    gradient_clip: float | None = None
 
 
 class Inputs(NamedTuple):
@@ -35,6 +37,7 @@ class Inputs(NamedTuple):
         restart: the state that a reset restores; None without resets.
         mask: bool ``[T, B]``, False where a step holds the state; None is all True.
         resets: bool ``[T, B]``, True where a step starts from ``restart``; None is all False.
+        h_scale: ``[B, S]`` constant factors of ``h`` before ``h @ r``; None is 1.
     """
 
     weights: LoopWeights
@@ -43,3 +46,4 @@ class Inputs(NamedTuple):
     restart: State = None
     mask: Array | None = None
     resets: Array | None = None
+    h_scale: Array | None = None

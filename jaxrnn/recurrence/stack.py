@@ -1,18 +1,33 @@
 """Layers on layers and two directions, as pure functions that both shells call."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
 from jaxrnn._typing import Array, ArrayLike, DTypeLike, Key, Params, State
 from jaxrnn.cells.base import Cell
+from jaxrnn.recurrence import checks
 from jaxrnn.recurrence.api import Remat, recurrence
+from jaxrnn.recurrence.noise import Rates
 from jaxrnn.recurrence.xla import accumulator
+from jaxrnn.regularization import dropout
+
+Merge = Literal["concat", "sum", "mean", "product"]
+Sizes = int | tuple[int, ...]
+
+MERGES: dict[str, Callable[[list[Array]], Array]] = {
+    "concat": lambda ys: jnp.concatenate(ys, axis=-1),
+    "sum": lambda ys: reduce(jnp.add, ys),
+    "mean": lambda ys: reduce(jnp.add, ys) / len(ys),
+    "product": lambda ys: reduce(jnp.multiply, ys),
+}
 
 
 class Stack(NamedTuple):
-    """A stack of recurrent layers of one cell.
+    """A stack of recurrent layers of one cell. The options are those of `jaxrnn.nnx.LayerOptions`.
 
     Parameters are ``{"layer_0": {"forward": params, "backward": params}, ...}`` (no "backward"
     where there is one direction); the state is a tuple over layers of states, or of pairs
@@ -22,7 +37,17 @@ class Stack(NamedTuple):
     cell: Cell
     num_layers: int = 1
     bidirectional: bool = False
+    merge: Merge = "concat"
+    residual: bool = False
     dropout: float = 0.0
+    input_dropout: float = 0.0
+    output_dropout: float = 0.0
+    variational: bool = False
+    recurrent_dropout: float = 0.0
+    update_dropout: float = 0.0
+    weight_dropout: float = 0.0
+    zoneout: float | tuple[float, ...] = 0.0
+    gradient_clip: float | None = None
     time_major: bool = False
     dtype: DTypeLike | None = None
     implementation: Any = None
@@ -33,22 +58,48 @@ class Stack(NamedTuple):
         """Names of the directions."""
         return ("forward", "backward") if self.bidirectional else ("forward",)
 
+    @property
+    def rates(self) -> Rates:
+        """Of what is random inside a layer."""
+        zoneout = self.zoneout
+        if not isinstance(zoneout, tuple):
+            zoneout = (zoneout,) * len(self.cell.state_names)
+        return Rates(self.recurrent_dropout, self.update_dropout, self.weight_dropout, zoneout)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether training draws random numbers."""
+        between = self.dropout > 0 and self.num_layers > 1
+        return between or self.input_dropout + self.output_dropout > 0 or self.rates.any
+
     def check(self) -> "Stack":
         """Refuses option values that cannot be, and returns self."""
         if self.num_layers < 1:
             raise ValueError(f"num_layers should be at least 1, got {self.num_layers}")
-        if not 0.0 <= self.dropout <= 1.0:
-            raise ValueError(f"dropout should be between 0 and 1, got {self.dropout}")
+        checks.choice("merge", self.merge, get_args(Merge))
+        for name in ("dropout", "input_dropout", "output_dropout"):
+            checks.rate(name, getattr(self, name))
+        self.rates.check(self.cell)
         return self
 
+    def sizes(self, hidden_features: Sizes) -> tuple[int, ...]:
+        """H of each layer, of one size for all or of one for each."""
+        if isinstance(hidden_features, int):
+            return (hidden_features,) * self.num_layers
+        if len(hidden_features) != self.num_layers:
+            raise ValueError(
+                f"hidden_features should be one size or one for each of {self.num_layers} layers, "
+                f"got {hidden_features}"
+            )
+        return tuple(hidden_features)
+
     def init_params(
-        self, key: Key, in_features: int, hidden_features: int, dtype: DTypeLike
+        self, key: Key, in_features: int, hidden_features: Sizes, dtype: DTypeLike
     ) -> dict[str, dict[str, Params]]:
         """Parameters of all layers."""
         params = {}
-        for index in range(self.num_layers):
-            layer_key = jax.random.fold_in(key, index)
-            layer = self.init_layer(layer_key, in_features, hidden_features, dtype)
+        for index, size in enumerate(self.sizes(hidden_features)):
+            layer = self.init_layer(jax.random.fold_in(key, index), in_features, size, dtype)
             in_features = self.output_features(layer, in_features)
             params[f"layer_{index}"] = layer
         return params
@@ -73,7 +124,8 @@ class Stack(NamedTuple):
         def run(params):
             return recurrence(self.cell, params, jnp.zeros((1, 1, in_features)))[0]
 
-        return len(layer) * jax.eval_shape(run, layer["forward"]).shape[-1]
+        features = jax.eval_shape(run, layer["forward"]).shape[-1]
+        return len(layer) * features if self.merge == "concat" else features
 
     def init_state(self, params: dict[str, dict[str, Params]], batch: int) -> tuple[Any, ...]:
         """The state that a sequence starts from."""
@@ -89,95 +141,143 @@ class Stack(NamedTuple):
         x: Array,
         state: tuple[Any, ...] | None,
         *,
-        lengths: ArrayLike | None,
-        mask: ArrayLike | None,
-        resets: ArrayLike | None,
-        dropout_key: Key | None,
+        lengths: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        resets: ArrayLike | None = None,
+        reset_state: tuple[Any, ...] | None = None,
+        key: Key | None = None,
     ) -> tuple[Array, tuple[Any, ...]]:
         """Runs all layers.
 
         Args:
             params: as `init_params` makes them.
-            x: ``[B, T, I]``, or ``[T, B, I]`` with ``time_major``.
+            x: ``[B, T, I]``, or ``[T, B, I]`` with ``time_major``; or one sequence ``[T, I]``, and
+                then nothing else has a batch axis either.
             state: a tuple over layers, or None for the initial state.
             lengths: integers ``[B]`` or None.
             mask: bool ``[B, T]`` (``[T, B]``) or None.
             resets: bool or integers ``[B, T]`` (``[T, B]``) or None.
-            dropout_key: of the masks between layers; None is no dropout.
+            reset_state: what a reset restores, like ``state``; None is the initial state.
+            key: of all that is random; None is evaluation, where zoneout takes the mean.
 
         Returns:
-            outputs ``[B, T, D S]`` (``[T, B, D S]``) and the final state.
+            outputs ``[B, T, F]`` (``[T, B, F]``) and the final state. F is S, or 2 S for two
+            directions side by side.
         """
-        if state is not None and (not isinstance(state, tuple) or len(state) != self.num_layers):
-            raise ValueError(
-                f"state should be a tuple over {self.num_layers} layers, got "
-                f"{type(state).__name__} of {len(state)}"
-            )
+        self._check_state("state", state)
+        self._check_state("reset_state", reset_state)
+        if jnp.ndim(x) == 2:
+            mask, resets = (None if a is None else jnp.asarray(a)[:, None] for a in (mask, resets))
+            lengths = None if lengths is None else jnp.asarray(lengths)[None]
+            state, reset_state = jax.tree.map(lambda a: a[None], (state, reset_state))
+            x = x[:, None]
+            y, finals = self._run(params, x, lengths, mask, resets, state, reset_state, key)
+            return y[:, 0], jax.tree.map(lambda a: a[0], finals)
         if jnp.ndim(x) != 3:
             axes = "[T, B, I]" if self.time_major else "[B, T, I]"
-            raise ValueError(f"x should be {axes}, three axes, got shape {jnp.shape(x)}")
-        if not self.time_major:
-            for name, flags in (("mask", mask), ("resets", resets)):
-                if flags is not None and jnp.shape(flags) != x.shape[:2]:
-                    raise ValueError(
-                        f"{name} should be [B, T] = {x.shape[:2]}, got {jnp.shape(flags)}"
-                    )
-            x = jnp.swapaxes(x, 0, 1)
-            mask, resets = (None if a is None else jnp.asarray(a).T for a in (mask, resets))
-        finals = []
-        for index, layer in enumerate(self.layers(params)):
-            if index and dropout_key is not None:
-                x = dropout(jax.random.fold_in(dropout_key, index), self.dropout, x)
-            given = (None,) * len(self.directions) if state is None else self._split(state[index])
-            outputs = [
-                recurrence(
-                    self.cell,
-                    layer[direction],
-                    x,
-                    start,
-                    lengths=lengths,
-                    mask=mask,
-                    resets=resets,
-                    reverse=direction == "backward",
-                    dtype=self.dtype,
-                    implementation=self.implementation,
-                    remat=self.remat,
-                )
-                for direction, start in zip(self.directions, given, strict=True)
-            ]
-            x = (
-                jnp.concatenate([y for y, _ in outputs], axis=-1)
-                if self.bidirectional
-                else outputs[0][0]
+            raise ValueError(
+                f"x should be {axes}, three axes, or one sequence [T, I], got shape {jnp.shape(x)}"
             )
-            finals.append(self._join([final for _, final in outputs]))
-        return x if self.time_major else jnp.swapaxes(x, 0, 1), tuple(finals)
+        if self.time_major:
+            return self._run(params, x, lengths, mask, resets, state, reset_state, key)
+        for name, flags in (("mask", mask), ("resets", resets)):
+            if flags is not None and jnp.shape(flags) != x.shape[:2]:
+                raise ValueError(f"{name} should be [B, T] = {x.shape[:2]}, got {jnp.shape(flags)}")
+        mask, resets = (None if a is None else jnp.asarray(a).T for a in (mask, resets))
+        x = jnp.swapaxes(x, 0, 1)
+        y, finals = self._run(params, x, lengths, mask, resets, state, reset_state, key)
+        return jnp.swapaxes(y, 0, 1), finals
 
     def step(
         self, params: dict[str, dict[str, Params]], x: Array, state: tuple[Any, ...]
     ) -> tuple[Array, tuple[Any, ...]]:
-        """One step without dropout: ``x [B, I] -> [B, S]`` and the next state."""
+        """One step as in evaluation: ``x [B, I] -> [B, S]`` and the next state."""
         if self.bidirectional:
             raise ValueError(
                 "a bidirectional layer cannot stream: its backward direction starts at the end "
                 "of the sequence; give it the whole sequence at once"
             )
-        layer = self._replace(time_major=True)
-        y, state = layer.apply(
-            params, x[None], state, lengths=None, mask=None, resets=None, dropout_key=None
-        )
+        self._check_state("state", state)
+        y, state = self._run(params, x[None], None, None, None, state, None, None)
         return y[0], state
+
+    def _run(
+        self,
+        params: dict[str, dict[str, Params]],
+        x: Array,
+        lengths: ArrayLike | None,
+        mask: ArrayLike | None,
+        resets: ArrayLike | None,
+        state: tuple[Any, ...] | None,
+        reset_state: tuple[Any, ...] | None,
+        key: Key | None,
+    ) -> tuple[Array, tuple[Any, ...]]:
+        """`apply`, time-major."""
+        finals = []
+        for index, layer in enumerate(self.layers(params)):
+            layer_key = None if key is None else jax.random.fold_in(key, index)
+            rate = self.dropout if index else self.input_dropout
+            inputs = self._drop(layer_key, rate, x)
+            outputs = [
+                recurrence(
+                    self.cell,
+                    self.rates.drop_weights(direction_key, layer[direction]),
+                    inputs,
+                    start,
+                    lengths=lengths,
+                    mask=mask,
+                    resets=resets,
+                    reset_state=restart,
+                    noise=self.rates.noise(direction_key, self.cell, layer[direction], x),
+                    reverse=direction == "backward",
+                    dtype=self.dtype,
+                    implementation=self.implementation,
+                    remat=self.remat,
+                    gradient_clip=self.gradient_clip,
+                )
+                for direction, direction_key, start, restart in zip(
+                    self.directions,
+                    self._direction_keys(layer_key),
+                    self._split(state, index),
+                    self._split(reset_state, index),
+                    strict=True,
+                )
+            ]
+            y = MERGES[self.merge]([y for y, _ in outputs])
+            if index and self.residual:
+                if x.shape != y.shape:
+                    raise ValueError(
+                        f"residual layers should be of one size, but layer {index} makes "
+                        f"{y.shape[-1]} features of {x.shape[-1]}"
+                    )
+                y = y + x
+            x = y
+            finals.append(self._join([final for _, final in outputs]))
+        last_key = None if key is None else jax.random.fold_in(key, self.num_layers)
+        return self._drop(last_key, self.output_dropout, x), tuple(finals)
+
+    def _drop(self, key: Key | None, rate: float, x: Array) -> Array:
+        if key is None or rate == 0:
+            return x
+        return dropout(key, rate, x, per_row=self.variational)
+
+    def _direction_keys(self, key: Key | None) -> list[Key | None]:
+        return [
+            None if key is None else jax.random.fold_in(key, index)
+            for index in range(len(self.directions))
+        ]
+
+    def _check_state(self, name: str, state: tuple[Any, ...] | None) -> None:
+        if state is not None and (not isinstance(state, tuple) or len(state) != self.num_layers):
+            raise ValueError(
+                f"{name} should be a tuple over {self.num_layers} layers, got "
+                f"{type(state).__name__} of {len(state)}"
+            )
 
     def _join(self, states: list[State]) -> Any:
         return tuple(states) if self.bidirectional else states[0]
 
-    def _split(self, state: Any) -> tuple[State, ...]:
-        return tuple(state) if self.bidirectional else (state,)
-
-
-def dropout(key: Key, rate: float, x: Array) -> Array:
-    """Zeroes each value with probability ``rate`` and scales the rest by ``1 / (1 - rate)``."""
-    if rate == 1.0:
-        return jnp.zeros_like(x)
-    keep = jax.random.bernoulli(key, 1 - rate, x.shape)
-    return jnp.where(keep, x / (1 - rate), 0)
+    def _split(self, state: tuple[Any, ...] | None, index: int) -> tuple[State, ...]:
+        if state is None:
+            return (None,) * len(self.directions)
+        return tuple(state[index]) if self.bidirectional else (state[index],)

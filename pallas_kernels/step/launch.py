@@ -1,6 +1,6 @@
 """A loop of launches, one a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,27 @@ from pallas_kernels.step.tiles import StepTiles
 from pallas_kernels.tile import Tile, Tiles
 from pallas_kernels.varying import vary_together
 
-Kernel = Callable[[kernels.Step, dict[str, Any], dict[str, Any]], None]
+
+class Phase(NamedTuple):
+    """A launch of a step.
+
+    Attributes:
+        kernel: what it runs.
+        name: the end of its name.
+        tiles: how it is cut up.
+        writes: names of what it writes of the arrays that are carried from step to step; the last
+            launch of a step writes all of them, the number of the step included.
+        new: names of float32 arrays ``[B, ..., H]`` that it leaves to later ones, with the axes
+            between.
+        of_h: it makes ``h [B, S]``, others ``[B, H]``.
+    """
+
+    kernel: Callable[[kernels.Step, dict[str, Any], dict[str, Any]], None]
+    name: str
+    tiles: Tiles
+    writes: tuple[str, ...] = ()
+    new: Mapping[str, tuple[int, ...]] = {}
+    of_h: bool = False
 
 
 class Launch(NamedTuple):
@@ -45,18 +65,16 @@ class Launch(NamedTuple):
             ``history {name: [T, B, H]}``, the state after each step in the dtype of ``x_pre``,
             with ``h``, the output, not masked; and ``final {name: [B, H]}`` in float32.
         """
-        x_pre = inputs["x_pre"]
-        steps, batch, _, hidden = x_pre.shape
+        x_pre, state = inputs["x_pre"], inputs["state"]
         # Each row is written before it is read; NaN shows where that would not be so.
-        history = jnp.full((steps, batch, hidden), jnp.nan, x_pre.dtype)
-        fixed = {name: a for name, a in inputs.items() if name != "state"}
-        carry = {
-            "k": jnp.zeros((1,), jnp.int32),
-            "history": dict.fromkeys(self.equations.state_names if save else ("h",), history),
-            "state": inputs["state"],
+        history = {
+            name: jnp.full((x_pre.shape[0], *leaf.shape), jnp.nan, x_pre.dtype)
+            for name, leaf in state.items()
+            if save or name == "h"
         }
-        fixed["initial"] = inputs["state"]
-        carry = self._run(kernels.forward, "forward", fixed, carry, x_pre.shape)
+        fixed = {name: a for name, a in inputs.items() if name != "state"} | {"initial": state}
+        carry = {"k": jnp.zeros((1,), jnp.int32), "history": history, "state": state}
+        carry = self._run("forward", fixed, carry, x_pre)
         return {"history": carry["history"], "final": carry["state"]}
 
     def backward(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -71,84 +89,109 @@ class Launch(NamedTuple):
             the outputs of `walk.kernels.backward`, but that ``dstate`` and ``drestart`` lack the
             path through ``h @ r`` of the first step.
         """
-        x_pre = inputs["pre"]["x"]
+        x_pre, state = inputs["pre"]["x"], inputs["state"]
         steps, batch, _, hidden = x_pre.shape
         equations = self.equations
         h_only, vectors = len(equations.h_only), len(equations.vector_names)
-        row = jnp.zeros((batch, hidden), jnp.float32)
+
+        def unwritten(*shape: int) -> jax.Array:
+            return jnp.full((steps, batch, *shape), jnp.nan, x_pre.dtype)
+
         carry = {
             "k": jnp.full((1,), steps - 1, jnp.int32),
-            "pre": {
-                "x": x_pre,
-                "h": jnp.full((steps, batch, h_only, hidden), jnp.nan, x_pre.dtype)
-                if h_only
-                else None,
-            },
+            "pre": {"x": x_pre, "h": unwritten(h_only, hidden) if h_only else None},
             "dstate": inputs["dfinal"],
-            "drestart": None if inputs["resets"] is None else dict.fromkeys(inputs["state"], row),
+            "drestart": None if inputs["resets"] is None else jax.tree.map(jnp.zeros_like, state),
             "dvectors": jnp.zeros((vectors, batch, hidden), jnp.float32) if vectors else None,
         }
-        names = ("r", "vectors", "restart", "mask", "resets", "history", "dy")
-        fixed = {name: inputs[name] for name in names} | {"initial": inputs["state"]}
-        return self._run(kernels.backward, "backward", fixed, carry, x_pre.shape)
+        if equations.projects:
+            carry |= {"output": unwritten(hidden), "dh": unwritten(state["h"].shape[1])}
+        names = ("r", "p", "h_scale", "vectors", "restart", "mask", "resets", "history", "dy")
+        fixed = {name: inputs[name] for name in names} | {"initial": state}
+        return self._run("backward", fixed, carry, x_pre)
 
     def _run(
-        self,
-        kernel: Kernel,
-        suffix: str,
-        fixed: dict[str, Any],
-        carry: dict[str, Any],
-        shape: tuple[int, ...],
+        self, suffix: str, fixed: dict[str, Any], carry: dict[str, Any], x_pre: jax.Array
     ) -> dict[str, Any]:
-        """``kernel`` for all steps; what it carries is written in place."""
-        steps, batch, _, hidden = shape
-        tiles, rows, block_k, unroll = self.tiles
+        """The launches of all steps; what they carry is written in place."""
+        steps, batch, _, hidden = x_pre.shape
+        out_features = fixed["r"].shape[0]
 
-        def launch(
-            kernel: Kernel, name: str, tiles: Tiles, inputs: Any, outputs: Any, in_place: Any = ()
-        ) -> dict[str, Any]:
+        def launch(phase: Phase, inputs: dict[str, Any], carry: dict[str, Any]) -> dict[str, Any]:
+            tiles = phase.tiles
+            features = out_features if phase.of_h else hidden
+
             def body(in_refs: dict[str, Any], out_refs: dict[str, Any]) -> None:
-                tile = Tile.of_program(tiles, batch, hidden)
+                tile = Tile.of_program(tiles, batch, features)
                 step = kernels.Step(
-                    self.equations, steps, self.reverse, tile, block_k, self.precision
+                    self.equations, steps, self.reverse, tile, self.tiles.block_k, self.precision
                 )
-                kernel(step, in_refs, out_refs)
+                phase.kernel(step, in_refs, out_refs)
 
+            new = {
+                name: jax.ShapeDtypeStruct((batch, *columns, hidden), jnp.float32)
+                for name, columns in phase.new.items()
+            }
+            types = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), carry)
             return backend.call(
                 body,
                 inputs,
-                outputs,
-                name=f"step_{self.equations.name}_{name}",
-                grid=tiles.grid(batch, hidden),
+                types | new,
+                name=f"step_{self.equations.name}_{phase.name}",
+                grid=tiles.grid(batch, features),
                 warps=tiles.warps,
                 stages=tiles.stages,
-                in_place=in_place,
+                # Not k: all programs of a launch have to read the same number.
+                in_place=tuple(name for name in carry if name != "k"),
                 interpret=self.interpret,
             )
 
+        *first, last = self._phases(suffix)
+
         def one(carry: dict[str, Any]) -> dict[str, Any]:
             inputs = fixed | carry
-            if rows is not None:
-                shapes: dict[str, tuple[int, ...]] = {
-                    "columns": (batch, len(self.equations.h_gates), hidden)
-                }
-                if "dy" in fixed:
-                    shapes["dh"] = (batch, hidden)
-                outputs = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in shapes.items()}
-                inputs |= launch(kernels.matmuls, f"{suffix}_matmuls", tiles, inputs, outputs)
-            types = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), carry)
-            # Not k: all programs of a launch have to read the same number.
-            in_place = tuple(name for name in carry if name != "k")
-            return launch(kernel, suffix, rows or tiles, inputs, types, in_place)
+            for phase in first:
+                written = {name: inputs[name] for name in carry if name in phase.writes}
+                inputs |= launch(phase, inputs, written)
+            return launch(last, inputs, {name: inputs[name] for name in carry})
 
         def several(_: int, carry: dict[str, Any]) -> dict[str, Any]:
-            for _ in range(unroll):
+            for _ in range(self.tiles.unroll):
                 carry = one(carry)
             return carry
 
         carry, _ = vary_together(carry, fixed["r"])
-        turns, rest = divmod(steps, unroll)
+        turns, rest = divmod(steps, self.tiles.unroll)
         carry = lax.fori_loop(0, turns, several, carry)
         for _ in range(rest):
             carry = one(carry)
         return carry
+
+    def _phases(self, suffix: str) -> list[Phase]:
+        """The launches of one step; the last one counts it."""
+        small, rows = self.tiles.tiles, self.tiles.rows
+        projects, forward = self.equations.projects, suffix == "forward"
+        phases = []
+        if projects and not forward:
+            phases.append(
+                Phase(
+                    kernels.backward_of_h,
+                    "backward_of_h",
+                    small,
+                    writes=("dh", "dstate", "drestart"),
+                    of_h=True,
+                )
+            )
+        if rows is not None:
+            new: dict[str, tuple[int, ...]] = {"columns": (len(self.equations.h_gates),)}
+            if not forward:
+                new["doutput" if projects else "through_matmul"] = ()
+            phases.append(Phase(kernels.matmuls, f"{suffix}_matmuls", small, new=new))
+        if projects and forward:
+            output: dict[str, tuple[int, ...]] = {"output": ()}
+            written = ("history", "state")
+            gates = Phase(kernels.forward, suffix, rows or small, writes=written, new=output)
+            project = Phase(kernels.project, "forward_projection", small, of_h=True)
+            return [*phases, gates, project]
+        kernel = kernels.forward if forward else kernels.backward
+        return [*phases, Phase(kernel, suffix, rows or small)]

@@ -4,6 +4,7 @@ With a recurrent matrix the tile has all features, and matrix and state never le
 without one, any tile of rows and features is on its own.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -48,17 +49,26 @@ class Walk(NamedTuple):
             for g, gate in enumerate(self.equations.h_gates)
         }
 
+    def load_scale(self, ref: Any | None) -> Callable[[jax.Array], jax.Array]:
+        """The multiplication by ``ref [B, H]``; by 1 without."""
+        if ref is None:
+            return lambda a: a
+        scale = self.tile.load(ref)
+        return lambda a: a * scale
+
 
 def forward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
     """All steps of a tile.
 
     Inputs: ``x_pre [T, B, Gx, H]``; ``r [H, Gh, H]`` or None; ``vectors [N, H]`` or None; ``state``
-    and ``restart {name: [B, H]}`` (restart may be None); ``mask`` and ``resets [T, B]`` or None.
+    and ``restart {name: [B, H]}`` (restart may be None); ``mask`` and ``resets [T, B]`` or None;
+    ``h_scale [B, H]``, constant factors of ``h`` before ``h @ r``, or None.
     Outputs: ``y [T, B, H]``, not masked; ``start {name: [T, B, H]}``, what each step started from
     after its reset, or None; ``final {name: [B, H]}``.
     """
     equations, tile = walk.equations, walk.tile
     r = walk.load_matrix(inputs["r"])
+    scale = walk.load_scale(inputs["h_scale"])
     vectors = tile.load_vectors(inputs["vectors"], equations.vector_names)
 
     def step(k: jax.Array, state: Arrays) -> Arrays:
@@ -68,7 +78,7 @@ def forward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> None
         tile.store_all(outputs["start"] or {}, start, t)
         pre = tile.load_gates(inputs["x_pre"], equations.x_gates, t)
         for gate, matrix in r.items():
-            column = backend.dot(start["h"], matrix, walk.precision)
+            column = backend.dot(scale(start["h"]), matrix, walk.precision)
             pre[gate] = pre[gate] + column if gate in pre else column
         after, state = cell_step.forward(tile, equations, pre, start, vectors, state, real)
         tile.store(outputs["y"], t, value=after[equations.output_name])
@@ -81,14 +91,16 @@ def forward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> None
 def backward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
     """All steps of a tile, back in time.
 
-    Inputs: ``pre {"x": [T, B, Gx, H], "h": [T, B, ., H]}``, what the gates saw, of the gates with
-    a column of ``x_pre`` and of the others; ``start`` as `forward` left it; ``dy [T, B, H]`` and
-    ``dfinal {name: [B, H]}``; ``r``, ``vectors``, ``mask`` and ``resets`` as in `forward`.
+    Inputs: ``pre {"x": [T, B, Gx, H], "h": [T, B, ., H]}``, what the gates saw, of the gates with a
+    column of ``x_pre`` and of the others; ``start`` as `forward` left it; ``dy [T, B, H]`` and
+    ``dfinal {name: [B, H]}``; ``r``, ``vectors``, ``mask``, ``resets`` and ``h_scale`` as in
+    `forward`.
     Outputs: ``pre``, the cotangents over what the gates saw; ``dstate {name: [B, H]}``;
     ``drestart`` likewise, None without resets; ``dvectors [N, B, H]``, not yet summed over B.
     """
     equations, tile = walk.equations, walk.tile
     r = walk.load_matrix(inputs["r"])
+    scale = walk.load_scale(inputs["h_scale"])
     vectors = tile.load_vectors(inputs["vectors"], equations.vector_names)
     columns = {"x": equations.x_gates, "h": equations.h_only}
 
@@ -101,14 +113,14 @@ def backward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
         for part, gates in columns.items():
             pre |= tile.load_gates(inputs["pre"][part], gates, t)
         dy = tile.load(inputs["dy"], t)
-        dpre, dstart, dvector = cell_step.backward(
+        _, (dpre, dstart, dvector) = cell_step.backward(
             tile, equations, pre, start, vectors, dstate, dy, real
         )
         for part, gates in columns.items():
             tile.store_gates(outputs["pre"][part], gates, dpre, t)
         for gate, matrix in r.items():
             product = backend.dot(dpre[gate], matrix, walk.precision, transpose_b=True)
-            dstart["h"] = dstart["h"] + product
+            dstart["h"] = dstart["h"] + scale(product)
         dstart, taken = cell_step.split_at_reset(tile, dstart, reset, real)
         drestart = {name: drestart[name] + taken[name] for name in drestart}
         dvectors = {name: dvectors[name] + dvector[name] for name in dvectors}
