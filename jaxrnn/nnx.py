@@ -40,7 +40,7 @@ class LayerOptions(TypedDict, total=False):
         time_major: arrays are ``[T, B, ...]`` rather than ``[B, T, ...]``.
         dtype: of the matmuls and the output; None is the common dtype of input and parameters.
         param_dtype: of the parameters.
-        implementation: "xla", "pallas" or None, which chooses: see `jaxrnn.recurrence`.
+        implementation: "xla", "pallas", "associative" or None, which chooses: see `jaxrnn.recurrence`.
         remat: "none", "gates", "chunk" or None: see `jaxrnn.recurrence`.
     """
 
@@ -118,8 +118,9 @@ class RNN(nnx.Module):
         self.hidden_features = hidden_features
         self.stack = Stack(cell, **options).check()
         self.deterministic = False
-        self.rngs = nnx.data(rngs.fork() if self.stack.is_random else None)
+        # The parameters' key comes first: one seed, the same parameters with and without dropout.
         params = self.stack.init_params(rngs.params(), in_features, hidden_features, param_dtype)
+        self.rngs = nnx.data(rngs.fork() if self.stack.is_random else None)
         for name, layer in params.items():
             setattr(self, name, as_modules(layer))
 

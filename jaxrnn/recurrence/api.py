@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrnn._typing import Array, ArrayLike, DTypeLike, Params, State
 from jaxrnn.cells.base import Cell
-from jaxrnn.recurrence import checks, choice, chunks, mesh, sequence, xla
+from jaxrnn.recurrence import associative, checks, choice, chunks, mesh, sequence, xla
 from jaxrnn.recurrence.choice import Implementation
 from jaxrnn.recurrence.loop import Inputs, Loop
 from jaxrnn.recurrence.noise import Noise
@@ -59,8 +59,9 @@ def recurrence(
         noise: dropout and zoneout inside the loop: see `Noise`.
         reverse: run from the last step to the first. Outputs stay aligned with ``x``.
         dtype: of the matmuls and the output; None is the common dtype of ``x`` and ``params``.
-        implementation: "xla" is `lax.scan`, "pallas" the fused kernels; a name runs or raises. None
-            is "pallas" on NVIDIA GPUs of compute capability 8.0 up for cells that can, and "xla"
+        implementation: "xla" is `lax.scan`, "pallas" the fused kernels, "associative" a parallel
+            scan over time, for cells that are linear in their state; a name runs or raises. None is
+            "pallas" on NVIDIA GPUs of compute capability 8.0 up for cells that can, and "xla"
             elsewhere. `jaxrnn.explain` tells which and why.
         remat: what a gradient keeps. "none": states and gates. "gates": states, and the gates are
             computed again, as the fused kernels do in any case. "chunk": the state every sqrt(T)
@@ -77,14 +78,16 @@ def recurrence(
     Raises:
         ValueError: for shapes or option values that do not fit, naming what was wanted.
         TypeError: for integer inputs.
-        NotImplementedError: where ``implementation="pallas"`` cannot run this, with the reason.
+        NotImplementedError: where the implementation asked for cannot run this, with the reason.
     """
     steps, batch = checks.inputs(x)
     dtype = dtype or jnp.result_type(x, *jax.tree.leaves(params))
     checks.choice("implementation", implementation, get_args(Implementation))
     checks.choice("remat", remat, get_args(Remat))
-    if autodiff and implementation == "pallas":
-        raise ValueError("autodiff differentiates the scan, which is not implementation 'pallas'")
+    if autodiff and implementation in ("pallas", "associative"):
+        raise ValueError(
+            f"autodiff differentiates the scan, which is not implementation {implementation!r}"
+        )
     if autodiff:
         implementation = "xla"
 
@@ -165,7 +168,9 @@ def run_rows(
             columns = [x_pre, *(a[:, :, None].astype(dtype) for a in noise.values())]
             x_pre = jnp.concatenate(columns, axis=2)
         inputs = Inputs(weights, x_pre, state, restart, mask, resets, h_scale)
-        if autodiff or cell.step is not None:
+        if implementation == "associative":
+            y, state = associative.forward(loop, inputs)
+        elif autodiff or cell.step is not None:
             y, state, _ = xla.forward(loop, inputs)
         else:
             # pyright does not see through custom_vjp.
@@ -177,7 +182,7 @@ def run_rows(
     if remat == "chunk":
         chunk = max(1, math.isqrt(steps))
         piece = jax.checkpoint(piece, prevent_cse=False)
-    elif choice.on_gpu():
+    elif choice.on_gpu() or implementation == "associative":
         chunk = max(1, steps)
     else:
         weight_bytes = sum(p.nbytes for p in jax.tree.leaves(params))

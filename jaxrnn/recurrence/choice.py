@@ -7,9 +7,10 @@ import jax
 
 from jaxrnn._typing import DTypeLike
 from jaxrnn.cells.base import Cell, LoopWeights
+from jaxrnn.recurrence import associative
 from pallas_kernels import targets
 
-Implementation = Literal["xla", "pallas"]
+Implementation = Literal["xla", "pallas", "associative"]
 
 # How far each family of kernels has been checked; `scripts/gpu_check.py` is what is missing.
 VERIFIED = (
@@ -22,7 +23,7 @@ class Explanation(NamedTuple):
     """What `recurrence` would run.
 
     Attributes:
-        implementation: "xla" or "pallas".
+        implementation: "xla", "pallas" or "associative".
         family: of the fused kernels; None for "xla".
         reason: why, in a sentence.
         verified: how those kernels have been checked; None for "xla".
@@ -55,9 +56,11 @@ def plan(
     """A `fused.Plan`, or None for the scan.
 
     Raises:
-        NotImplementedError: "pallas" was asked for by name and cannot run this.
+        NotImplementedError: the implementation that was asked for by name cannot run this.
     """
-    if implementation == "xla" or (implementation is None and not on_gpu()):
+    if implementation == "associative" and (reason := associative.unfit(cell)):
+        raise NotImplementedError(f'implementation="associative" cannot run this: {reason}')
+    if implementation in ("xla", "associative") or (implementation is None and not on_gpu()):
         return None
     from jaxrnn.recurrence import fused
 
@@ -98,7 +101,7 @@ def explain(
     Args:
         cell: a cell, or a layer of `jaxrnn` or `jaxrnn.linen`, whose options then count.
         in_features: I; a layer of `jaxrnn` knows it.
-        hidden_features: H; a layer knows it.
+        hidden_features: H; a layer knows it; where its layers differ, the largest counts.
         dtype: of the matmuls, where a layer has none of its own.
         implementation: as given to `recurrence`.
         gpu: "a100", "h100", "h200" or "b200": as if on that GPU; None is this machine.
@@ -109,14 +112,16 @@ def explain(
     if not isinstance(cell, Cell):
         layer = cell
         in_features = in_features or getattr(layer, "in_features", None)
-        hidden_features = hidden_features or layer.hidden_features
         stack = layer.stack
+        hidden_features = hidden_features or max(stack.sizes(layer.hidden_features))
         cell, dtype = stack.cell, stack.dtype or dtype
         implementation = implementation or stack.implementation
     if hidden_features is None:
         raise ValueError(f"hidden_features of {cell.name} should be given, got None")
-    if implementation == "xla":
-        return Explanation("xla", None, "asked for by name", None)
+    if implementation == "associative" and (reason := associative.unfit(cell)):
+        raise NotImplementedError(f'implementation="associative" cannot run this: {reason}')
+    if implementation in ("xla", "associative"):
+        return Explanation(implementation, None, "asked for by name", None)
     with contextlib.nullcontext() if gpu is None else targets.compiling_for(gpu):
         target = targets.current()
         found = _plan(cell, in_features or hidden_features, hidden_features, dtype)

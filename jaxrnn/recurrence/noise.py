@@ -107,6 +107,7 @@ def noisy(
         x_gates=cell.x_gates + columns,
         gates=around(cell.gates),
         step=None if cell.step is None else around(cell.step),
+        linear=None,
     )
 
 
