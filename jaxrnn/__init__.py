@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from jaxrnn import cells
+from jaxrnn import cells, regularization
 from jaxrnn.cells import Cell, LoopWeights
 from jaxrnn.nnx import GRU, LSTM, RNN, SRU, Elman
 from jaxrnn.recurrence.api import recurrence
 from jaxrnn.recurrence.choice import explain, supported
+from jaxrnn.recurrence.noise import Noise
 
 __all__ = [
     "GRU",
@@ -16,10 +17,12 @@ __all__ = [
     "Cell",
     "Elman",
     "LoopWeights",
+    "Noise",
     "cells",
     "explain",
     "load",
     "recurrence",
+    "regularization",
     "supported",
 ]
 

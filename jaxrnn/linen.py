@@ -66,8 +66,9 @@ class Layers(nn.Module):
         mask: ArrayLike | None = None,
         resets: ArrayLike | None = None,
         reset_state: tuple[Any, ...] | None = None,
+        return_states: bool = False,
         deterministic: bool | None = None,
-    ) -> tuple[Array, tuple[Any, ...]]:
+    ) -> tuple[Any, ...]:
         """Runs the layers over whole sequences; arguments and results as in `jaxrnn.nnx.RNN`."""
         return self.stack.apply(
             self._parameters(x),
@@ -77,6 +78,7 @@ class Layers(nn.Module):
             mask=mask,
             resets=resets,
             reset_state=reset_state,
+            return_states=return_states,
             key=self._dropout_key(deterministic),
         )
 

@@ -40,7 +40,7 @@ class LayerOptions(TypedDict, total=False):
         time_major: arrays are ``[T, B, ...]`` rather than ``[B, T, ...]``.
         dtype: of the matmuls and the output; None is the common dtype of input and parameters.
         param_dtype: of the parameters.
-        implementation: "xla", "pallas", "associative" or None, which chooses: see `jaxrnn.recurrence`.
+        implementation: "xla", "pallas", "associative" or None: see `jaxrnn.recurrence`.
         remat: "none", "gates", "chunk" or None: see `jaxrnn.recurrence`.
     """
 
@@ -133,9 +133,10 @@ class RNN(nnx.Module):
         mask: ArrayLike | None = None,
         resets: ArrayLike | None = None,
         reset_state: tuple[Any, ...] | None = None,
+        return_states: bool = False,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | None = None,
-    ) -> tuple[Array, tuple[Any, ...]]:
+    ) -> tuple[Any, ...]:
         """Runs the layers over whole sequences.
 
         Args:
@@ -146,12 +147,14 @@ class RNN(nnx.Module):
             mask: bool ``[B, T]``, True at real steps.
             resets: bool or integers ``[B, T]``, true where a new sequence begins.
             reset_state: what a reset restores, like ``state``; None is the initial state.
+            return_states: also return the states after all steps.
             deterministic: no dropout; None is the attribute that ``eval()`` and ``train()`` set.
             rngs: of this call's dropout, in the place of the layer's own.
 
         Returns:
             outputs ``[B, T, S]`` (twice S with two directions side by side), 0 at masked steps,
-            and the state after each row's last real step.
+            and the state after each row's last real step. With ``return_states`` a third, the
+            states after all steps: like the state, with leaves ``[B, T, ...]``.
 
         Raises:
             ValueError: for shapes that do not fit.
@@ -166,6 +169,7 @@ class RNN(nnx.Module):
             mask=mask,
             resets=resets,
             reset_state=reset_state,
+            return_states=return_states,
             key=self._dropout_key(deterministic, rngs),
         )
 

@@ -117,6 +117,13 @@ class Tile(NamedTuple):
         """The tile of each."""
         return {name: self.load(ref, *before) for name, ref in refs.items()}
 
+    def load_all_onto(
+        self, sums: Arrays, refs: dict[str, Ref] | None, *before: jax.Array
+    ) -> Arrays:
+        """Adds the tile of each to the sum of its name; None adds nothing."""
+        found = self.load_all(refs or {}, *before)
+        return sums | {name: sums[name] + a for name, a in found.items()}
+
     def store_all(self, refs: dict[str, Ref], values: Arrays, *before: jax.Array) -> None:
         """Writes the tile of each."""
         for name, ref in refs.items():

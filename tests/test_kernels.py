@@ -172,11 +172,51 @@ def test_half_precision_without_a_matmul(monkeypatch):
 # A user's own cell.
 
 
-@pytest.mark.parametrize("family", ["resident", "step"])
-@pytest.mark.parametrize("name", ["peephole", "minimal"])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("peephole", "resident"),
+        ("peephole", "step"),
+        ("minimal", "resident"),
+        ("minimal", "step"),
+        ("projected", "step"),
+    ],
+)
 def test_a_users_own_cell(name, family, monkeypatch):
     with interpreted(family, monkeypatch):
         compare_with_scan(user_cells.ALL[name], 20, 3, 5, np.float32)
+
+
+# Projected outputs.
+
+
+@pytest.mark.parametrize(
+    ("hidden", "out", "batch", "steps", "dtype"),
+    [(20, 7, 3, 5, "float32"), (7, 40, 17, 4, "float32"), (48, 24, 5, 6, "bfloat16")],
+)
+def test_a_projection(hidden, out, batch, steps, dtype, monkeypatch):
+    """Wider and narrower than H; a launch of its own, forward and backward."""
+    with interpreted("", monkeypatch):
+        compare_with_scan(cells.lstm(proj_size=out), hidden, batch, steps, dtype)
+
+
+def test_a_projection_of_normalized_gates(monkeypatch):
+    with interpreted("", monkeypatch):
+        compare_with_scan(cells.layer_norm_lstm(proj_size=9), 20, 3, 5, np.float32, reverse=True)
+
+
+def test_launches_of_a_projection(monkeypatch):
+    cell = cells.lstm(proj_size=7)
+    params = cell.init_params(jax.random.key(0), H, H, jnp.float32)
+
+    def loss(x):
+        return recurrence(cell, params, x, implementation="pallas")[0].sum()
+
+    with interpreted("", monkeypatch):
+        jaxpr = jax.make_jaxpr(jax.grad(loss))(jnp.zeros((T, B, H)))
+    kernels = [f"step_projected_lstm_{name}" for name in ("forward", "forward_projection")]
+    kernels += [f"step_projected_lstm_{name}" for name in ("backward_of_h", "backward")]
+    assert pallas_calls(jaxpr.jaxpr) == kernels
 
 
 # What surrounds the layer.
@@ -308,7 +348,9 @@ def gates_that_slice(pre, state, vectors):
 
 def test_a_name_raises_with_the_reason(x64):
     refused("a step of its own", cells.gru(reset_after=False))
-    refused("projects its output", user_cells.projected_lstm)
+    weights = cells.sru().loop_weights
+    without_matmul = cells.sru()._replace(loop_weights=lambda p: weights(p)._replace(p=jnp.eye(H)))
+    refused("projects its output", without_matmul)
     refused("not in float64", cells.lstm(), "float64")
     refused("arrays of shape", cells.elman()._replace(gates=gates_with_an_array))
     refused("concatenate, slice", cells.elman()._replace(gates=gates_that_slice))

@@ -35,8 +35,9 @@ def recurrence(
     implementation: Implementation | None = None,
     remat: Remat | None = None,
     gradient_clip: float | None = None,
+    return_states: bool = False,
     autodiff: bool = False,
-) -> tuple[Array, State]:
+) -> tuple[Any, ...]:
     """Runs a cell over a batch of sequences, time first.
 
     A masked step holds the state, gives an output of exactly 0 and ignores its own reset, and
@@ -69,11 +70,14 @@ def recurrence(
         gradient_clip: bound of each element of the cotangents of the gates' pre-activations, step
             by step, before they go on into weights, inputs and the step before (Graves 2013,
             arXiv:1308.0850, section 2.1); None has none.
+        return_states: also return the state after each step.
         autodiff: differentiate through the scan itself instead of by the library's rule: slower
             and with more memory, but it allows forward mode and second order.
 
     Returns:
-        outputs ``[T, B, S]`` in ``dtype`` and the state after each row's last real step.
+        outputs ``[T, B, S]`` in ``dtype``, and the state after each row's last real step. With
+        ``return_states`` a third, the states after all steps, ``[T, B, ...]`` a leaf, in ``dtype``;
+        a masked step has the state that it holds.
 
     Raises:
         ValueError: for shapes or option values that do not fit, naming what was wanted.
@@ -109,10 +113,12 @@ def recurrence(
         implementation=implementation,
         remat=remat,
         gradient_clip=gradient_clip,
+        return_states=return_states,
         autodiff=autodiff,
     )
     rows = Rows(params, x, state, restart, mask, resets, noise.columns(), noise.h_scale)
-    return mesh.over_explicit_batch(run, rows, jax.typeof(x), axes=ROW_AXES)
+    results = mesh.over_explicit_batch(run, rows, jax.typeof(x), axes=ROW_AXES)
+    return results if return_states else results[:2]
 
 
 class Rows(NamedTuple):
@@ -140,8 +146,9 @@ def run_rows(
     implementation: Implementation | None,
     remat: Remat | None,
     gradient_clip: float | None,
+    return_states: bool,
     autodiff: bool,
-) -> tuple[Array, State]:
+) -> tuple[Array, State, State]:
     """`recurrence` after its checks, on the rows of the batch that this program has."""
     params, x, state, restart, mask, resets, noise, h_scale = vary_together(*rows)
     params, x = jax.tree.map(lambda a: a.astype(dtype), (params, x))
@@ -159,9 +166,9 @@ def run_rows(
         plan = None  # No kernel is launched over nothing.
     remat = remat or ("gates" if choice.on_gpu() else "none")
     keep = "states" if remat == "gates" else "gates"
-    loop = Loop(cell, reverse, keep, plan, gradient_clip)
+    loop = Loop(cell, reverse, keep, plan, gradient_clip, return_states)
 
-    def piece(state: State, columns: Any) -> tuple[State, Array]:
+    def piece(state: State, columns: Any) -> tuple[State, Any]:
         x, mask, resets, noise = columns
         x_pre = cell.project_inputs(params, x)
         if noise:
@@ -169,14 +176,13 @@ def run_rows(
             x_pre = jnp.concatenate(columns, axis=2)
         inputs = Inputs(weights, x_pre, state, restart, mask, resets, h_scale)
         if implementation == "associative":
-            y, state = associative.forward(loop, inputs)
+            done: Any = associative.forward(loop, inputs)
         elif autodiff or cell.step is not None:
-            y, state, _ = xla.forward(loop, inputs)
+            done, _ = xla.forward(loop, inputs)
         else:
             # pyright does not see through custom_vjp.
-            result: Any = time_loop(loop, inputs)
-            y, state = result
-        return state, y
+            done = time_loop(loop, inputs)
+        return done.final, (done.y, done.states)
 
     steps = x.shape[0]
     if remat == "chunk":
@@ -188,5 +194,5 @@ def run_rows(
         weight_bytes = sum(p.nbytes for p in jax.tree.leaves(params))
         x_pre_bytes = x_pre.size * x_pre.dtype.itemsize
         chunk = chunks.that_stays_in_cache(steps, x_pre_bytes, weight_bytes)
-    state, y = chunks.scan(piece, state, (x, mask, resets, noise), chunk, reverse=reverse)
-    return y, state
+    state, (y, states) = chunks.scan(piece, state, (x, mask, resets, noise), chunk, reverse=reverse)
+    return y, state, states

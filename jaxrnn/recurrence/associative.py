@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxrnn._typing import Array, State
+from jaxrnn._typing import Array
 from jaxrnn.cells.base import Cell
 from jaxrnn.recurrence import xla
-from jaxrnn.recurrence.loop import Inputs, Loop
+from jaxrnn.recurrence.loop import Inputs, Loop, Outputs
 
 
 def unfit(cell: Cell) -> str | None:
@@ -24,13 +24,14 @@ def unfit(cell: Cell) -> str | None:
     return None
 
 
-def forward(loop: Loop, inputs: Inputs) -> tuple[Array, State]:
+def forward(loop: Loop, inputs: Inputs) -> Outputs:
     """Runs the cell over time: arguments and results of `xla.forward`, nothing saved."""
     if loop.reverse:
         columns = {"x_pre": inputs.x_pre, "mask": inputs.mask, "resets": inputs.resets}
         flipped = jax.tree.map(lambda a: jnp.flip(a, 0), columns)
-        y, final = forward(loop._replace(reverse=False), inputs._replace(**flipped))
-        return jnp.flip(y, 0), final
+        y, final, states = forward(loop._replace(reverse=False), inputs._replace(**flipped))
+        y, states = jax.tree.map(lambda a: jnp.flip(a, 0), (y, states))
+        return Outputs(y, final, states)
     cell, vectors = loop.cell, inputs.weights.vectors
     linear: Any = cell.linear
     (state,) = inputs.state
@@ -50,7 +51,11 @@ def forward(loop: Loop, inputs: Inputs) -> tuple[Array, State]:
         start = where_steps(inputs.resets, jnp.broadcast_to(restart, start.shape), start)
     outputs, _ = cell.gates(pre, cell.state_type(start), vectors)
     y = outputs.astype(inputs.x_pre.dtype)
-    return where_steps(inputs.mask, y, jnp.zeros_like(y)), cell.state_type(after[-1])
+    return Outputs(
+        y=where_steps(inputs.mask, y, jnp.zeros_like(y)),
+        final=cell.state_type(after[-1]),
+        states=cell.state_type(after[1:].astype(y.dtype)) if loop.states else None,
+    )
 
 
 def compose(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:

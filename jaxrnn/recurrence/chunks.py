@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxrnn._typing import Array, State
+from jaxrnn._typing import State
 
 # Input projections above this size are made chunk by chunk on a CPU, so that they stay in the
 # cache between the matmul and the loop. Measured: see docs/results/.
@@ -42,13 +42,13 @@ def even_chunk(steps: int, at_most: int) -> int:
 
 
 def scan(
-    piece: Callable[[State, Any], tuple[State, Array]],
+    piece: Callable[[State, Any], tuple[State, Any]],
     state: State,
     inputs: Any,
     chunk: int,
     *,
     reverse: bool,
-) -> tuple[State, Array]:
+) -> tuple[State, Any]:
     """Runs ``piece(state, inputs) -> (state, y)`` chunk after chunk.
 
     Args:
@@ -59,7 +59,7 @@ def scan(
         reverse: from the last chunk to the first.
 
     Returns:
-        the final state and ``y [T, ...]``.
+        the final state and ``y``, a tree of ``[T, ...]``.
     """
     steps = jax.tree.leaves(inputs)[0].shape[0]
     count, rest = divmod(steps, chunk)
@@ -71,7 +71,9 @@ def scan(
     if rest and reverse:
         state, y_tail = piece(state, tail)
     state, y = lax.scan(piece, state, whole, reverse=reverse)
-    y = y.reshape(count * chunk, *y.shape[2:])
+    y = jax.tree.map(lambda a: a.reshape(count * chunk, *a.shape[2:]), y)
     if rest and not reverse:
         state, y_tail = piece(state, tail)
-    return state, y if y_tail is None else jnp.concatenate([y, y_tail])
+    if y_tail is None:
+        return state, y
+    return state, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), y, y_tail)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxrnn._typing import Array, State
 from jaxrnn.cells.base import Cell, LoopWeights, asked_precision, full_precision
 from jaxrnn.recurrence import xla
-from jaxrnn.recurrence.loop import Inputs, Loop
+from jaxrnn.recurrence.loop import Inputs, Loop, Outputs
 from jaxrnn.recurrence.mesh import over_batch
 from pallas_kernels import targets
 from pallas_kernels.backend import Precision
@@ -66,6 +66,8 @@ BATCH_AXIS = {
     "final": 0,
     "dfinal": 0,
     "dstate": 0,
+    "states": 1,
+    "dstates": 1,
     "drestart": 0,
     "k": None,
 }
@@ -197,25 +199,28 @@ def launch(loop: Loop, inputs: Inputs) -> walk.Launch | step.Launch:
     return walk.Launch(equation, family, tiles, loop.reverse, precision, interpret)
 
 
-def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Array, State, Saved]:
+def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Outputs, Saved]:
     """Runs the cell over time: arguments and results of `xla.forward`, by a kernel."""
     given = arrays(inputs) | {"x_pre": inputs.x_pre, "state": inputs.state._asdict()}
     kernels = launch(loop, inputs)
-    done = over_batch(lambda given: kernels.forward(given, save), given, BATCH_AXIS)
+    done = over_batch(lambda given: kernels.forward(given, save, loop.states), given, BATCH_AXIS)
     stepwise = loop.plan.family == "step"
     y = done["history"]["h"] if stepwise else done["y"]
     if inputs.mask is not None:
         y = jnp.where(inputs.mask[:, :, None], y, 0)
     saved = Saved(inputs, done["history" if stepwise else "start"])
-    return y, loop.cell.state_type(**done["final"]), saved
+    states = done["history" if stepwise else "states"] if loop.states else None
+    named = loop.cell.state_type
+    return Outputs(y, named(**done["final"]), states and named(**states)), saved
 
 
-def backward(loop: Loop, saved: Saved, dy: Array, dfinal: State) -> Inputs:
+def backward(loop: Loop, saved: Saved, d: Outputs) -> Inputs:
     """The adjoint of `forward`: arguments and results of `xla.backward`, by a kernel."""
     cell, inputs = loop.cell, saved.inputs
     weights: Any = inputs.weights
     start_h = None
-    given = arrays(inputs) | {"dy": dy, "dfinal": dfinal._asdict()}
+    dstates = None if d.states is None else d.states._asdict()
+    given = arrays(inputs) | {"dy": d.y, "dfinal": d.final._asdict(), "dstates": dstates}
     given["pre"] = {"x": inputs.x_pre, "h": None}
     match loop.plan.family:
         case "elementwise":
@@ -227,18 +232,18 @@ def backward(loop: Loop, saved: Saved, dy: Array, dfinal: State) -> Inputs:
         case "step":
             given |= {"history": saved.states, "state": inputs.state._asdict()}
             start_h = starts(loop, inputs, saved.states["h"])
-    d = over_batch(launch(loop, inputs).backward, given, BATCH_AXIS)
+    back = over_batch(launch(loop, inputs).backward, given, BATCH_AXIS)
     dr = dp = None
     if weights.p is not None:
-        dp = xla.sum_of_products(d["output"], d["dh"], weights.p)
+        dp = xla.sum_of_products(back["output"], back["dh"], weights.p)
     if start_h is not None:
-        block = recurrent_block(cell, d["pre"])
+        block = recurrent_block(cell, back["pre"])
         dr = xla.sum_of_products(scaled(inputs, start_h), block, weights.r)
         if loop.plan.family == "step":
-            d = with_first_matmul(loop, inputs, d, block[-1 if loop.reverse else 0])
-    drestart = None if d["drestart"] is None else cell.state_type(**d["drestart"])
-    dweights = LoopWeights(dr, dp, unstacked(weights.vectors, d["dvectors"]))
-    return Inputs(dweights, d["pre"]["x"], cell.state_type(**d["dstate"]), drestart)
+            back = with_first_matmul(loop, inputs, back, block[-1 if loop.reverse else 0])
+    drestart = None if back["drestart"] is None else cell.state_type(**back["drestart"])
+    dweights = LoopWeights(dr, dp, unstacked(weights.vectors, back["dvectors"]))
+    return Inputs(dweights, back["pre"]["x"], cell.state_type(**back["dstate"]), drestart)
 
 
 def with_first_matmul(

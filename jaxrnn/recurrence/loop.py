@@ -18,6 +18,7 @@ class Loop(NamedTuple):
             all steps makes the gates again. The fused kernels always keep states.
         plan: of the fused kernels, a `fused.Plan`; None is the scan.
         gradient_clip: bound of the cotangents of the pre-activations; None has none.
+        states: put out the state after each step.
     """
 
     cell: Cell
@@ -25,6 +26,7 @@ class Loop(NamedTuple):
     keep: Keep = "gates"
     plan: Any = None
     gradient_clip: float | None = None
+    states: bool = False
 
 
 class Inputs(NamedTuple):
@@ -47,3 +49,18 @@ class Inputs(NamedTuple):
     mask: Array | None = None
     resets: Array | None = None
     h_scale: Array | None = None
+
+
+class Outputs(NamedTuple):
+    """The results of a loop; also their cotangents.
+
+    Attributes:
+        y: ``[T, B, S]`` in the compute dtype, 0 where masked.
+        final: the state after the last step.
+        states: the state after each step, ``[T, B, ...]`` a leaf, in the compute dtype; None where
+            ``Loop.states`` does not ask for it.
+    """
+
+    y: Array
+    final: State
+    states: State = None

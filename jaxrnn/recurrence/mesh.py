@@ -21,7 +21,7 @@ def over_explicit_batch(run: Callable[[Any], Any], arrays: Any, x: Any, axes: An
     the type, and a loop's carry and a kernel's arrays would have to have it too.
 
     Args:
-        run: from ``arrays`` to outputs ``[T, B, ...]`` and a state ``[B, ...]``.
+        run: from ``arrays`` to trees of ``[T, B, ...]``, of ``[B, ...]`` and of ``[T, B, ...]``.
         arrays: a named tuple of trees.
         x: the type of an array ``[T, B, ...]``.
         axes: which axis of the leaves of each is the batch; None: none is.
@@ -41,7 +41,7 @@ def over_explicit_batch(run: Callable[[Any], Any], arrays: Any, x: Any, axes: An
     mapped = jax.shard_map(
         run,
         in_specs=(specs,),
-        out_specs=(spec(1), spec(0)),
+        out_specs=(spec(1), spec(0), spec(1)),
         axis_names=frozenset(split if isinstance(split, tuple) else (split,)),
     )
     return mapped(type(arrays)(*whole))

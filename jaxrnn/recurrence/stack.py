@@ -1,6 +1,6 @@
 """Layers on layers and two directions, as pure functions that both shells call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -18,12 +18,39 @@ from jaxrnn.regularization import dropout
 Merge = Literal["concat", "sum", "mean", "product"]
 Sizes = int | tuple[int, ...]
 
-MERGES: dict[str, Callable[[list[Array]], Array]] = {
+MERGES: dict[str, Callable[[Sequence[Array]], Array]] = {
     "concat": lambda ys: jnp.concatenate(ys, axis=-1),
     "sum": lambda ys: reduce(jnp.add, ys),
     "mean": lambda ys: reduce(jnp.add, ys) / len(ys),
     "product": lambda ys: reduce(jnp.multiply, ys),
 }
+
+
+class Given(NamedTuple):
+    """What a call gets, time-major."""
+
+    x: Array
+    lengths: ArrayLike | None = None
+    mask: ArrayLike | None = None
+    resets: ArrayLike | None = None
+    state: tuple[Any, ...] | None = None
+    reset_state: tuple[Any, ...] | None = None
+
+    def with_one_row(self) -> "Given":
+        """With a batch axis, where there was none."""
+        rows = {"lengths": self.lengths, "state": self.state, "reset_state": self.reset_state}
+        rows = jax.tree.map(lambda a: jnp.asarray(a)[None], rows)
+        columns = {"x": self.x, "mask": self.mask, "resets": self.resets}
+        return self._replace(**rows, **jax.tree.map(lambda a: jnp.asarray(a)[:, None], columns))
+
+    def time_major(self) -> "Given":
+        """Of arrays whose first axis is the batch."""
+        batch_steps = jnp.shape(self.x)[:2]
+        for name, flags in (("mask", self.mask), ("resets", self.resets)):
+            if flags is not None and jnp.shape(flags) != batch_steps:
+                raise ValueError(f"{name} should be [B, T] = {batch_steps}, got {jnp.shape(flags)}")
+        columns = {"x": self.x, "mask": self.mask, "resets": self.resets}
+        return self._replace(**jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), columns))
 
 
 class Stack(NamedTuple):
@@ -145,8 +172,9 @@ class Stack(NamedTuple):
         mask: ArrayLike | None = None,
         resets: ArrayLike | None = None,
         reset_state: tuple[Any, ...] | None = None,
+        return_states: bool = False,
         key: Key | None = None,
-    ) -> tuple[Array, tuple[Any, ...]]:
+    ) -> tuple[Any, ...]:
         """Runs all layers.
 
         Args:
@@ -158,35 +186,32 @@ class Stack(NamedTuple):
             mask: bool ``[B, T]`` (``[T, B]``) or None.
             resets: bool or integers ``[B, T]`` (``[T, B]``) or None.
             reset_state: what a reset restores, like ``state``; None is the initial state.
+            return_states: also return the states after all steps.
             key: of all that is random; None is evaluation, where zoneout takes the mean.
 
         Returns:
             outputs ``[B, T, F]`` (``[T, B, F]``) and the final state. F is S, or 2 S for two
-            directions side by side.
+            directions side by side. With ``return_states`` a third, like the state, with leaves
+            ``[B, T, ...]`` (``[T, B, ...]``).
         """
         self._check_state("state", state)
         self._check_state("reset_state", reset_state)
+        given = Given(x, lengths, mask, resets, state, reset_state)
         if jnp.ndim(x) == 2:
-            mask, resets = (None if a is None else jnp.asarray(a)[:, None] for a in (mask, resets))
-            lengths = None if lengths is None else jnp.asarray(lengths)[None]
-            state, reset_state = jax.tree.map(lambda a: a[None], (state, reset_state))
-            x = x[:, None]
-            y, finals = self._run(params, x, lengths, mask, resets, state, reset_state, key)
-            return y[:, 0], jax.tree.map(lambda a: a[0], finals)
-        if jnp.ndim(x) != 3:
+            y, final, states = self._run(params, given.with_one_row(), return_states, key)
+            final = jax.tree.map(lambda a: a[0], final)
+            y, states = jax.tree.map(lambda a: a[:, 0], (y, states))
+        elif jnp.ndim(x) != 3:
             axes = "[T, B, I]" if self.time_major else "[B, T, I]"
             raise ValueError(
                 f"x should be {axes}, three axes, or one sequence [T, I], got shape {jnp.shape(x)}"
             )
-        if self.time_major:
-            return self._run(params, x, lengths, mask, resets, state, reset_state, key)
-        for name, flags in (("mask", mask), ("resets", resets)):
-            if flags is not None and jnp.shape(flags) != x.shape[:2]:
-                raise ValueError(f"{name} should be [B, T] = {x.shape[:2]}, got {jnp.shape(flags)}")
-        mask, resets = (None if a is None else jnp.asarray(a).T for a in (mask, resets))
-        x = jnp.swapaxes(x, 0, 1)
-        y, finals = self._run(params, x, lengths, mask, resets, state, reset_state, key)
-        return jnp.swapaxes(y, 0, 1), finals
+        elif self.time_major:
+            y, final, states = self._run(params, given, return_states, key)
+        else:
+            y, final, states = self._run(params, given.time_major(), return_states, key)
+            y, states = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (y, states))
+        return (y, final, states) if return_states else (y, final)
 
     def step(
         self, params: dict[str, dict[str, Params]], x: Array, state: tuple[Any, ...]
@@ -198,52 +223,21 @@ class Stack(NamedTuple):
                 "of the sequence; give it the whole sequence at once"
             )
         self._check_state("state", state)
-        y, state = self._run(params, x[None], None, None, None, state, None, None)
+        y, state, _ = self._run(params, Given(x[None], state=state), False, None)
         return y[0], state
 
     def _run(
         self,
         params: dict[str, dict[str, Params]],
-        x: Array,
-        lengths: ArrayLike | None,
-        mask: ArrayLike | None,
-        resets: ArrayLike | None,
-        state: tuple[Any, ...] | None,
-        reset_state: tuple[Any, ...] | None,
+        given: Given,
+        return_states: bool,
         key: Key | None,
-    ) -> tuple[Array, tuple[Any, ...]]:
+    ) -> tuple[Array, tuple[Any, ...], tuple[Any, ...] | None]:
         """`apply`, time-major."""
-        finals = []
+        x, results = given.x, []
         for index, layer in enumerate(self.layers(params)):
             layer_key = None if key is None else jax.random.fold_in(key, index)
-            rate = self.dropout if index else self.input_dropout
-            inputs = self._drop(layer_key, rate, x)
-            outputs = [
-                recurrence(
-                    self.cell,
-                    self.rates.drop_weights(direction_key, layer[direction]),
-                    inputs,
-                    start,
-                    lengths=lengths,
-                    mask=mask,
-                    resets=resets,
-                    reset_state=restart,
-                    noise=self.rates.noise(direction_key, self.cell, layer[direction], x),
-                    reverse=direction == "backward",
-                    dtype=self.dtype,
-                    implementation=self.implementation,
-                    remat=self.remat,
-                    gradient_clip=self.gradient_clip,
-                )
-                for direction, direction_key, start, restart in zip(
-                    self.directions,
-                    self._direction_keys(layer_key),
-                    self._split(state, index),
-                    self._split(reset_state, index),
-                    strict=True,
-                )
-            ]
-            y = MERGES[self.merge]([y for y, _ in outputs])
+            y, *rest = self._run_layer(index, layer, given._replace(x=x), return_states, layer_key)
             if index and self.residual:
                 if x.shape != y.shape:
                     raise ValueError(
@@ -252,20 +246,50 @@ class Stack(NamedTuple):
                     )
                 y = y + x
             x = y
-            finals.append(self._join([final for _, final in outputs]))
+            results.append(rest)
         last_key = None if key is None else jax.random.fold_in(key, self.num_layers)
-        return self._drop(last_key, self.output_dropout, x), tuple(finals)
+        finals, *states = zip(*results, strict=True)
+        return self._drop(last_key, self.output_dropout, x), finals, states[0] if states else None
+
+    def _run_layer(
+        self,
+        index: int,
+        params: dict[str, Params],
+        given: Given,
+        return_states: bool,
+        key: Key | None,
+    ) -> list[Any]:
+        """Both directions of one layer: output, final state and, if asked for, all states."""
+        x = self._drop(key, self.dropout if index else self.input_dropout, given.x)
+        starts, restarts = (self._split(s, index) for s in (given.state, given.reset_state))
+        results = []
+        for j, direction in enumerate(self.directions):
+            own, own_key = params[direction], None if key is None else jax.random.fold_in(key, j)
+            result = recurrence(
+                self.cell,
+                self.rates.drop_weights(own_key, own),
+                x,
+                starts[j],
+                lengths=given.lengths,
+                mask=given.mask,
+                resets=given.resets,
+                reset_state=restarts[j],
+                noise=self.rates.noise(own_key, self.cell, own, x),
+                reverse=direction == "backward",
+                dtype=self.dtype,
+                implementation=self.implementation,
+                remat=self.remat,
+                gradient_clip=self.gradient_clip,
+                return_states=return_states,
+            )
+            results.append(result)
+        ys, *states = zip(*results, strict=True)
+        return [MERGES[self.merge](ys), *map(self._join, states)]
 
     def _drop(self, key: Key | None, rate: float, x: Array) -> Array:
         if key is None or rate == 0:
             return x
         return dropout(key, rate, x, per_row=self.variational)
-
-    def _direction_keys(self, key: Key | None) -> list[Key | None]:
-        return [
-            None if key is None else jax.random.fold_in(key, index)
-            for index in range(len(self.directions))
-        ]
 
     def _check_state(self, name: str, state: tuple[Any, ...] | None) -> None:
         if state is not None and (not isinstance(state, tuple) or len(state) != self.num_layers):
@@ -274,7 +298,7 @@ class Stack(NamedTuple):
                 f"{type(state).__name__} of {len(state)}"
             )
 
-    def _join(self, states: list[State]) -> Any:
+    def _join(self, states: Sequence[State]) -> Any:
         return tuple(states) if self.bidirectional else states[0]
 
     def _split(self, state: tuple[Any, ...] | None, index: int) -> tuple[State, ...]:

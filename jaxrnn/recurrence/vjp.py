@@ -6,31 +6,26 @@ from typing import Any
 
 import jax
 
-from jaxrnn._typing import Array, State
 from jaxrnn.recurrence import xla
-from jaxrnn.recurrence.loop import Inputs, Loop
+from jaxrnn.recurrence.loop import Inputs, Loop, Outputs
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def time_loop(loop: Loop, inputs: Inputs) -> tuple[Array, State]:
+def time_loop(loop: Loop, inputs: Inputs) -> Outputs:
     """Runs a cell over time, with a backward pass that is a loop of its own.
 
     Without a gradient nothing is kept. With one, the states are, and in the scan the gates too,
     where ``loop.keep`` says so. The weights' gradients are one matmul each after the loop.
-
-    Returns:
-        outputs ``[T, B, S]`` and the final state.
     """
-    return implementation(loop).forward(loop, inputs)[:2]
+    return implementation(loop).forward(loop, inputs)[0]
 
 
-def _forward(loop: Loop, inputs: Inputs) -> tuple[tuple[Array, State], Any]:
-    y, final, saved = implementation(loop).forward(loop, inputs, save=True)
-    return (y, final), saved
+def _forward(loop: Loop, inputs: Inputs) -> tuple[Outputs, Any]:
+    return implementation(loop).forward(loop, inputs, save=True)
 
 
-def _backward(loop: Loop, saved: Any, cotangents: tuple[Array, State]) -> tuple[Inputs]:
-    return (implementation(loop).backward(loop, saved, *cotangents),)
+def _backward(loop: Loop, saved: Any, d: Outputs) -> tuple[Inputs]:
+    return (implementation(loop).backward(loop, saved, d),)
 
 
 def implementation(loop: Loop) -> ModuleType:

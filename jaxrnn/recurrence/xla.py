@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxrnn._typing import Array, State
 from jaxrnn.cells.base import Cell, LoopWeights, full_precision
-from jaxrnn.recurrence.loop import Inputs, Loop
+from jaxrnn.recurrence.loop import Inputs, Loop, Outputs
 
 Gates = dict[str, Array]
 
@@ -158,7 +158,7 @@ def split_gates(names: tuple[str, ...], block: Array) -> Gates:
     return {name: block[:, :, j] for j, name in enumerate(names)}
 
 
-def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Array, State, Saved | None]:
+def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Outputs, Saved | None]:
     """Runs the cell over time.
 
     Args:
@@ -167,8 +167,7 @@ def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Array, S
         save: keep what `backward` needs.
 
     Returns:
-        outputs ``[T, B, S]`` in the compute dtype, 0 where masked; the state after the last step;
-        what was saved.
+        the results, and what was saved.
     """
     cell, weights, x_pre = loop.cell, inputs.weights, inputs.x_pre
     dtype = x_pre.dtype
@@ -192,29 +191,30 @@ def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Array, S
         y = output.astype(dtype)
         y = select(mask, y, jnp.zeros_like(y))
         stored = jax.tree.map(lambda a: a.astype(dtype), gates) if save_gates else None
-        return select(mask, new, state), (y, start if save else None, stored)
+        new = select(mask, new, state)
+        shown = jax.tree.map(lambda a: a.astype(dtype), new) if loop.states else None
+        return new, (y, shown, start if save else None, stored)
 
     columns = (split_gates(cell.x_gates, x_pre), inputs.mask, inputs.resets)
-    final, (y, start, gates) = lax.scan(step, inputs.state, columns, reverse=loop.reverse)
+    final, (y, states, start, gates) = lax.scan(step, inputs.state, columns, reverse=loop.reverse)
     kept = inputs._replace(x_pre=None if save_gates else x_pre, state=None)
-    return y, final, Saved(kept, start, gates) if save else None
+    return Outputs(y, final, states), Saved(kept, start, gates) if save else None
 
 
-def backward(loop: Loop, saved: Saved, dy: Array, dfinal: State) -> Inputs:
+def backward(loop: Loop, saved: Saved, d: Outputs) -> Inputs:
     """The adjoint of `forward`: the loop back in time, then one matmul for each weight.
 
     Args:
         loop: as given to `forward`.
         saved: by `forward`.
-        dy: ``[T, B, S]``.
-        dfinal: cotangent of the final state.
+        d: cotangents of the results.
 
     Returns:
         cotangents of the loop's inputs; None for flags, and for ``restart`` without resets.
     """
     cell, inputs = loop.cell, saved.inputs
     weights, restart = inputs.weights, inputs.restart
-    dtype = dy.dtype
+    dtype = d.y.dtype
     vectors = jax.tree.map(at_least_float32, weights.vectors)  # their gradients are summed over T
     r = None if weights.r is None else weights.r.reshape(weights.r.shape[0], -1)
     block_names = cell.h_gates or cell.x_gates
@@ -226,7 +226,9 @@ def backward(loop: Loop, saved: Saved, dy: Array, dfinal: State) -> Inputs:
 
     def step(carry, columns):
         dstate, dvectors, drestart = carry
-        gates, start, mask, reset, dy = columns
+        gates, start, mask, reset, dy, dshown = columns
+        if dshown is not None:
+            dstate = jax.tree.map(lambda a, b: a + b, dstate, dshown)
         gates = jax.tree.map(at_least_float32, gates)
         dnew = select(mask, dstate, jax.tree.map(jnp.zeros_like, dstate))
         doutput = select(mask, at_least_float32(dy), jnp.zeros_like(dy, accumulator(dtype)))
@@ -260,12 +262,12 @@ def backward(loop: Loop, saved: Saved, dy: Array, dfinal: State) -> Inputs:
         dvectors = jax.tree.map(jnp.add, dvectors, dvector)
         return (select(mask, dstart, dstate), dvectors, drestart), emitted
 
-    carry = (dfinal, *jax.tree.map(jnp.zeros_like, (vectors, restart)))
-    columns = (gates, saved.start, inputs.mask, inputs.resets, dy)
-    (dstate, dvectors, drestart), d = lax.scan(step, carry, columns, reverse=not loop.reverse)
+    carry = (d.final, *jax.tree.map(jnp.zeros_like, (vectors, restart)))
+    columns = (gates, saved.start, inputs.mask, inputs.resets, d.y, d.states)
+    (dstate, dvectors, drestart), emitted = lax.scan(step, carry, columns, reverse=not loop.reverse)
     dvectors = jax.tree.map(lambda d, v: d.astype(v.dtype), dvectors, weights.vectors)
-    dr, dp = weight_gradients(weights, h, d)
-    return Inputs(LoopWeights(dr, dp, dvectors), dx_pre(cell, d), dstate, drestart)
+    dr, dp = weight_gradients(weights, h, emitted)
+    return Inputs(LoopWeights(dr, dp, dvectors), dx_pre(cell, emitted), dstate, drestart)
 
 
 def weight_gradients(

@@ -216,6 +216,7 @@ def backward(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
     t = step.time(k)
     reset, real = (tile.load_flags(inputs[name], t) for name in ("resets", "mask"))
     dstate = tile.load_all(equations.of_state(inputs["dstate"]))
+    dstate = tile.load_all_onto(dstate, equations.of_state(inputs["dstates"]), t)
     drestart = tile.load_all(equations.of_state(inputs["drestart"]))
     if not equations.projects:
         dstate, drestart = add_through_matmul(step, inputs, k, dstate, drestart)
@@ -266,6 +267,8 @@ def backward_of_h(step: Step, inputs: dict[str, Any], outputs: dict[str, Any]) -
     k = backend.load(inputs["k"], (0,))
     t = step.time(k)
     dstate = {"h": tile.load(inputs["dstate"]["h"])}
+    if inputs["dstates"] is not None:
+        dstate["h"] = dstate["h"] + tile.load(inputs["dstates"]["h"], t)
     drestart = {"h": tile.load(inputs["drestart"]["h"])} if inputs["drestart"] else {}
     dstate, drestart = add_through_matmul(step, inputs, k, dstate, drestart)
     real, zeros = tile.load_flags(inputs["mask"], t), tile.zeros()

@@ -54,12 +54,13 @@ class Launch(NamedTuple):
     precision: backend.Precision = "highest"
     interpret: bool = False
 
-    def forward(self, inputs: dict[str, Any], save: bool) -> dict[str, Any]:
+    def forward(self, inputs: dict[str, Any], save: bool, states: bool = False) -> dict[str, Any]:
         """Runs all steps.
 
         Args:
             inputs: of `walk.kernels.forward`.
-            save: keep the whole state of all steps, not only the output.
+            save: keep the whole state of all steps, not only the output, for `backward`.
+            states: keep it for the caller.
 
         Returns:
             ``history {name: [T, B, H]}``, the state after each step in the dtype of ``x_pre``,
@@ -70,7 +71,7 @@ class Launch(NamedTuple):
         history = {
             name: jnp.full((x_pre.shape[0], *leaf.shape), jnp.nan, x_pre.dtype)
             for name, leaf in state.items()
-            if save or name == "h"
+            if save or states or name == "h"
         }
         fixed = {name: a for name, a in inputs.items() if name != "state"} | {"initial": state}
         carry = {"k": jnp.zeros((1,), jnp.int32), "history": history, "state": state}
@@ -107,6 +108,7 @@ class Launch(NamedTuple):
         if equations.projects:
             carry |= {"output": unwritten(hidden), "dh": unwritten(state["h"].shape[1])}
         names = ("r", "p", "h_scale", "vectors", "restart", "mask", "resets", "history", "dy")
+        names += ("dstates",)
         fixed = {name: inputs[name] for name in names} | {"initial": state}
         return self._run("backward", fixed, carry, x_pre)
 

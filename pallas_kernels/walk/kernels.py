@@ -64,7 +64,7 @@ def forward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> None
     and ``restart {name: [B, H]}`` (restart may be None); ``mask`` and ``resets [T, B]`` or None;
     ``h_scale [B, H]``, constant factors of ``h`` before ``h @ r``, or None.
     Outputs: ``y [T, B, H]``, not masked; ``start {name: [T, B, H]}``, what each step started from
-    after its reset, or None; ``final {name: [B, H]}``.
+    after its reset, or None; ``states`` likewise, what each step left; ``final {name: [B, H]}``.
     """
     equations, tile = walk.equations, walk.tile
     r = walk.load_matrix(inputs["r"])
@@ -82,6 +82,7 @@ def forward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> None
             pre[gate] = pre[gate] + column if gate in pre else column
         after, state = cell_step.forward(tile, equations, pre, start, vectors, state, real)
         tile.store(outputs["y"], t, value=after[equations.output_name])
+        tile.store_all(outputs["states"] or {}, state, t)
         return state
 
     final = lax.fori_loop(0, walk.steps, step, tile.load_all(inputs["state"]))
@@ -92,9 +93,9 @@ def backward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
     """All steps of a tile, back in time.
 
     Inputs: ``pre {"x": [T, B, Gx, H], "h": [T, B, ., H]}``, what the gates saw, of the gates with a
-    column of ``x_pre`` and of the others; ``start`` as `forward` left it; ``dy [T, B, H]`` and
-    ``dfinal {name: [B, H]}``; ``r``, ``vectors``, ``mask``, ``resets`` and ``h_scale`` as in
-    `forward`.
+    column of ``x_pre`` and of the others; ``start`` as `forward` left it; ``dy [T, B, H]``,
+    ``dstates {name: [T, B, H]}`` or None and ``dfinal {name: [B, H]}``; ``r``, ``vectors``,
+    ``mask``, ``resets`` and ``h_scale`` as in `forward`.
     Outputs: ``pre``, the cotangents over what the gates saw; ``dstate {name: [B, H]}``;
     ``drestart`` likewise, None without resets; ``dvectors [N, B, H]``, not yet summed over B.
     """
@@ -113,6 +114,7 @@ def backward(walk: Walk, inputs: dict[str, Any], outputs: dict[str, Any]) -> Non
         for part, gates in columns.items():
             pre |= tile.load_gates(inputs["pre"][part], gates, t)
         dy = tile.load(inputs["dy"], t)
+        dstate = tile.load_all_onto(dstate, inputs["dstates"], t)
         _, (dpre, dstart, dvector) = cell_step.backward(
             tile, equations, pre, start, vectors, dstate, dy, real
         )

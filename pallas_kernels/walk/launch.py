@@ -31,16 +31,18 @@ class Launch(NamedTuple):
     precision: backend.Precision = "highest"
     interpret: bool = False
 
-    def forward(self, inputs: dict[str, Any], save: bool) -> dict[str, Any]:
+    def forward(self, inputs: dict[str, Any], save: bool, states: bool = False) -> dict[str, Any]:
         """Runs all steps: inputs and results are those of `kernels.forward`.
 
-        ``y`` and ``start`` (None without ``save``) have the dtype of ``x_pre``, ``final`` float32.
+        ``y``, ``start`` (None without ``save``) and ``states`` (None where it is not asked for)
+        have the dtype of ``x_pre``, ``final`` float32.
         """
         steps, batch, _, hidden = inputs["x_pre"].shape
         history = jax.ShapeDtypeStruct((steps, batch, hidden), inputs["x_pre"].dtype)
         outputs = {
             "y": history,
             "start": dict.fromkeys(inputs["state"], history) if save else None,
+            "states": dict.fromkeys(inputs["state"], history) if states else None,
             "final": dict.fromkeys(inputs["state"], self._row(history)),
         }
         return self._call(kernels.forward, "forward", inputs, outputs, inputs["x_pre"].shape)
