@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxrnn import cells, regularization
 from jaxrnn.cells import Cell, LoopWeights
-from jaxrnn.nnx import GRU, LSTM, RNN, SRU, Elman
+from jaxrnn.nnx import GRU, LSTM, RNN, SRU, Elman, SRUPlusPlus
 from jaxrnn.recurrence.api import recurrence
 from jaxrnn.recurrence.choice import explain, supported
 from jaxrnn.recurrence.noise import Noise
@@ -18,6 +18,7 @@ __all__ = [
     "Elman",
     "LoopWeights",
     "Noise",
+    "SRUPlusPlus",
     "cells",
     "explain",
     "load",

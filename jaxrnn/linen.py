@@ -11,6 +11,7 @@ from jaxrnn._typing import Array, ArrayLike, DTypeLike, Initializer
 from jaxrnn.cells.base import Cell
 from jaxrnn.recurrence import checks
 from jaxrnn.recurrence.api import Remat
+from jaxrnn.recurrence.attention import SRUPlusPlusLayer, SRUPlusPlusState
 from jaxrnn.recurrence.choice import Implementation
 from jaxrnn.recurrence.stack import Merge, Sizes, Stack
 
@@ -226,3 +227,61 @@ class SRU(BuiltIn):
         """The cell of every layer."""
         options = self.cell_options()
         return cells.sru(highway_bias=self.highway_bias, rescale=self.rescale, **options)
+
+
+class SRUPlusPlus(nn.Module):
+    """SRU with attention in the place of its projection; see `jaxrnn.SRUPlusPlus`.
+
+    Attributes:
+        hidden_features: H.
+        attention_features: D.
+        memory: M, how many steps back a step sees.
+        heads, highway_bias, rescale, time_major, dtype, param_dtype, implementation, remat: see
+            `jaxrnn.SRUPlusPlus`.
+    """
+
+    hidden_features: int
+    attention_features: int
+    _: KW_ONLY
+    memory: int
+    heads: int = 1
+    highway_bias: float = 0.0
+    rescale: bool = True
+    time_major: bool = False
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    implementation: Implementation | None = None
+    remat: Remat | None = None
+
+    @property
+    def layer(self) -> SRUPlusPlusLayer:
+        """The layer as pure functions."""
+        options = {name: getattr(self, name) for name in SRUPlusPlusLayer._fields}
+        return SRUPlusPlusLayer(**options).check()
+
+    def __call__(
+        self,
+        x: Array,
+        state: SRUPlusPlusState | None = None,
+        *,
+        lengths: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        resets: ArrayLike | None = None,
+    ) -> tuple[Array, SRUPlusPlusState]:
+        """Runs the layer; arguments and results as in `jaxrnn.SRUPlusPlus`."""
+        flags = {"lengths": lengths, "mask": mask, "resets": resets}
+        return self.layer.apply(self._parameters(x), x, state, **flags)
+
+    def step(self, x: Array, state: SRUPlusPlusState) -> tuple[Array, SRUPlusPlusState]:
+        """One step of a stream: ``x [B, I] -> y [B, H]`` and the next state."""
+        return self.layer.step(self._parameters(x), x, state)
+
+    def initialize_state(self, batch: int) -> SRUPlusPlusState:
+        """The state that a sequence starts from; as an ``nn.apply`` method, like `Layers`'."""
+        return self.layer.init_state(self.get_variable("params", "weights"), batch)
+
+    @nn.compact
+    def _parameters(self, x: Array) -> dict[str, Any]:
+        checks.floating(x)
+        sizes = (jnp.shape(x)[-1], self.hidden_features, self.param_dtype)
+        return self.param("weights", self.layer.init_params, *sizes)

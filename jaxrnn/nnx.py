@@ -2,14 +2,16 @@
 
 from typing import Any, Literal, TypedDict, Unpack
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxrnn import cells
-from jaxrnn._typing import Array, ArrayLike, DTypeLike, Initializer
+from jaxrnn._typing import Array, ArrayLike, DTypeLike, Initializer, Params
 from jaxrnn.cells.base import Cell
 from jaxrnn.recurrence import checks
 from jaxrnn.recurrence.api import Remat
+from jaxrnn.recurrence.attention import SRUPlusPlusLayer, SRUPlusPlusState
 from jaxrnn.recurrence.choice import Implementation
 from jaxrnn.recurrence.stack import Merge, Sizes, Stack
 
@@ -187,6 +189,31 @@ class RNN(nnx.Module):
         layers = [f"layer_{index}" for index in range(self.stack.num_layers)]
         return {name: as_arrays(getattr(self, name)) for name in layers}
 
+    def load_parameters(self, params: Params) -> None:
+        """Takes over parameters of the same names and shapes, from `jaxrnn.convert` for example.
+
+        They are cast to the dtypes of the layer's own. Where one does not fit, nothing changes.
+
+        Args:
+            params: nested dicts of arrays, as `parameters` gives them.
+
+        Raises:
+            ValueError: for names that are missing or unexpected, and for other shapes.
+        """
+        own, given = (
+            {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+            for leaves in map(jax.tree.leaves_with_path, (self.parameters(), params))
+        )
+        names = {"missing": own.keys() - given, "unexpected": given.keys() - own}
+        lists = [f"{word}: {', '.join(sorted(which))}" for word, which in names.items() if which]
+        if lists:
+            raise ValueError(f"the names are not those of the layer; {'; '.join(lists)}")
+        for name, value in own.items():
+            if jnp.shape(given[name]) != value.shape:
+                raise ValueError(f"`{name}` should be {value.shape}, got {jnp.shape(given[name])}")
+        cast = jax.tree.map(lambda a, b: jnp.array(b, a.dtype), self.parameters(), params)
+        nnx.update(self, cast)
+
     def _check_features(self, x: Array) -> None:
         checks.floating(x)
         if jnp.shape(x)[-1:] != (self.in_features,):
@@ -319,3 +346,62 @@ class SRU(RNN):
         for_cell, for_layer = split_options(options)
         cell = cells.sru(highway_bias=highway_bias, rescale=rescale, **for_cell)
         super().__init__(cell, in_features, hidden_features, rngs=rngs, **for_layer)
+
+
+class SRUPlusPlus(nnx.Module):
+    """SRU with attention in the place of its projection (Lei 2021, arXiv:2102.12459).
+
+    A step attends to itself and to the ``memory`` real steps before it of its own sequence, in
+    earlier calls too: one call equals any split of it into shorter ones. Equations and parameters:
+    `jaxrnn.recurrence.attention`.
+
+    Args:
+        in_features: I.
+        hidden_features: H.
+        attention_features: D, of queries, keys and values; the paper has H / 4 or less.
+        memory: M, how many steps back a step sees.
+        heads: attention heads.
+        highway_bias: initial bias of the reset gate.
+        rescale: whether the highway is scaled to keep the variance of the layers equal.
+        time_major, dtype, param_dtype, implementation, remat: see `LayerOptions`.
+        rngs: ``params`` for the initial parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        attention_features: int,
+        *,
+        memory: int,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+        **options: Any,
+    ):
+        self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.layer = SRUPlusPlusLayer(attention_features, memory, **options).check()
+        self.weights = as_modules(
+            self.layer.init_params(rngs.params(), in_features, hidden_features, param_dtype)
+        )
+
+    def __call__(
+        self,
+        x: Array,
+        state: SRUPlusPlusState | None = None,
+        *,
+        lengths: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        resets: ArrayLike | None = None,
+    ) -> tuple[Array, SRUPlusPlusState]:
+        """Runs the layer; arguments and results as of `RNN`, with one state instead of a tuple."""
+        flags = {"lengths": lengths, "mask": mask, "resets": resets}
+        return self.layer.apply(as_arrays(self.weights), x, state, **flags)
+
+    def step(self, x: Array, state: SRUPlusPlusState) -> tuple[Array, SRUPlusPlusState]:
+        """One step of a stream: ``x [B, I] -> y [B, H]`` and the next state."""
+        return self.layer.step(as_arrays(self.weights), x, state)
+
+    def initialize_state(self, batch: int) -> SRUPlusPlusState:
+        """The state that a sequence starts from."""
+        return self.layer.init_state(as_arrays(self.weights), batch)

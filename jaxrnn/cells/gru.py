@@ -8,7 +8,10 @@ import jax.numpy as jnp
 
 from jaxrnn._typing import Array, DTypeLike, Initializer, Key, Params
 from jaxrnn.cells import initializers
-from jaxrnn.cells.base import Cell, LoopWeights, affine_inputs, per_gate
+from jaxrnn.cells.base import Cell, LoopWeights, affine_inputs, kept_update, per_gate
+from jaxrnn.cells.normalization import layer_norm, normalized_inputs, shares
+
+H_GATES = ("hr", "hz", "hn")
 
 
 class GRUState(NamedTuple):
@@ -25,7 +28,15 @@ def interpolate(z, n, h):
 def gru_gates(pre, state, vectors):
     """``n = tanh(n_x + r (n_h + b_hn))``; ``r, z`` arrive activated."""
     n = jnp.tanh(pre["n"] + pre["r"] * (pre["hn"] + vectors.get("b_hn", 0)))
-    return interpolate(pre["z"], n, state.h), {}
+    return interpolate(pre["z"], kept_update(pre, n), state.h), {}
+
+
+def layer_norm_gru_gates(pre, state, vectors):
+    """The GRU's, of ``x_pre`` and ``LN(R h)``."""
+    share = jax.lax.stop_gradient(vectors["share"])
+    hr, hz, hn = (layer_norm(pre[name], vectors[name], share) for name in H_GATES)
+    r, z = jax.nn.sigmoid(pre["r"] + hr), jax.nn.sigmoid(pre["z"] + hz)
+    return gru_gates(pre | {"r": r, "z": z, "hn": hn}, state, vectors)
 
 
 def gru_reset_before_step(pre, state, weights):
@@ -33,13 +44,14 @@ def gru_reset_before_step(pre, state, weights):
     r_matrix = weights.r
     r, z = (jax.nn.sigmoid(pre[name] + state.h @ r_matrix[:, j]) for j, name in enumerate("rz"))
     n = jnp.tanh(pre["n"] + (r * state.h) @ r_matrix[:, 2])
-    return interpolate(z, n, state.h), {}
+    return interpolate(z, kept_update(pre, n), state.h), {}
 
 
 @lru_cache
 def gru(
     *,
     reset_after: bool = True,
+    layer_norm: bool = False,
     use_bias: bool = True,
     kernel_init: Initializer = initializers.glorot,
     recurrent_init: Initializer = initializers.orthogonal,
@@ -55,11 +67,16 @@ def gru(
     With ``reset_after=False`` the published form, :math:`n = \tanh(W_n x + b_n + R_n (r \odot h))`,
     which runs on the scan only. The roles of ``z`` and ``1 - z`` are those of ``torch.nn.GRU``.
 
+    With ``layer_norm=True`` each gate's :math:`W x` and :math:`R h` are normalized, each with a
+    gain (Ba et al. 2016, arXiv:1607.06450).
+
     Parameters: ``w_x [I, 3, H]``, ``r [H, 3, H]``, ``b [3, H]`` and, with the reset after the
-    matmul, ``b_hn [H]``; gates in the order r, z, n.
+    matmul, ``b_hn [H]``; gates in the order r, z, n. With layer norm also ``gain_x [3, H]`` and
+    ``gain_h [3, H]``.
 
     Args:
         reset_after: the reset gate is applied after the matmul (as in cuDNN) or before it.
+        layer_norm: whether there is layer normalization.
         use_bias: whether there are biases.
         kernel_init: initializer of each gate's ``[I, H]``.
         recurrent_init: initializer of each gate's ``[H, H]``.
@@ -67,7 +84,12 @@ def gru(
 
     Returns:
         The cell; the same object for the same arguments.
+
+    Raises:
+        ValueError: for layer norm with the reset before the matmul.
     """
+    if layer_norm and not reset_after:
+        raise ValueError("layer_norm should go with reset_after=True, got reset_after=False")
 
     def init_params(key: Key, in_features: int, hidden_features: int, dtype: DTypeLike) -> Params:
         k_x, k_r, k_b, k_hn = jax.random.split(key, 4)
@@ -79,6 +101,8 @@ def gru(
             params["b"] = bias_init(k_b, (3, hidden_features), dtype)
             if reset_after:
                 params["b_hn"] = bias_init(k_hn, (hidden_features,), dtype)
+        if layer_norm:
+            params |= {n: jnp.ones((3, hidden_features), dtype) for n in ("gain_x", "gain_h")}
         return params
 
     def init_state(params: Params, batch: int, dtype: DTypeLike) -> GRUState:
@@ -86,9 +110,12 @@ def gru(
 
     def loop_weights(params: Params) -> LoopWeights:
         vectors = {name: params[name] for name in ("b_hn",) if name in params}
+        if layer_norm:
+            vectors |= zip(H_GATES, params["gain_h"], strict=True)
+            vectors["share"] = shares(params["gain_h"])
         return LoopWeights(r=params["r"], vectors=vectors)
 
-    return Cell(
+    cell = Cell(
         name="gru" if reset_after else "gru (reset before)",
         x_gates=("r", "z", "n"),
         h_gates=("r", "z", "hn") if reset_after else (),
@@ -99,5 +126,16 @@ def gru(
         loop_weights=loop_weights,
         gates=gru_gates,
         sigmoid_gates=("r", "z") if reset_after else (),
+        drops_updates=True,
         step=None if reset_after else gru_reset_before_step,
+    )
+    if not layer_norm:
+        return cell
+    return cell._replace(
+        name="layer norm gru",
+        h_gates=H_GATES,
+        project_inputs=normalized_inputs,
+        gates=layer_norm_gru_gates,
+        sigmoid_gates=(),
+        whole_rows=True,
     )

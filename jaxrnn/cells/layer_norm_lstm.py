@@ -5,25 +5,11 @@ from functools import lru_cache
 import jax
 import jax.numpy as jnp
 
-from jaxrnn._typing import Array, DTypeLike, Initializer, Key, Params
+from jaxrnn._typing import DTypeLike, Initializer, Key, Params
 from jaxrnn.cells import initializers
-from jaxrnn.cells.base import Cell, LoopWeights, project
+from jaxrnn.cells.base import Cell, LoopWeights
 from jaxrnn.cells.lstm import GATES, lstm
-
-EPSILON = 1e-5
-
-
-def layer_norm(a, gain, share):
-    """Normalizes the last axis; ``share`` is 1/H at real features, 0 where a kernel pads them."""
-    deviation = (a - (a * share).sum(-1, keepdims=True)) * (share > 0)
-    variance = (deviation**2 * share).sum(-1, keepdims=True)
-    return deviation * jax.lax.rsqrt(variance + EPSILON) * gain
-
-
-def shares(like: Array) -> Array:
-    """``1/H`` for each of the H features on the last axis, in float32 at least."""
-    size = like.shape[-1]
-    return jnp.full((size,), 1 / size, jnp.promote_types(like.dtype, jnp.float32))
+from jaxrnn.cells.normalization import layer_norm, normalized_inputs, shares
 
 
 def layer_norm_lstm_gates(pre, state, vectors):
@@ -83,11 +69,6 @@ def layer_norm_lstm(
             "b_c": jnp.zeros((hidden_features,), dtype),
         }
 
-    def project_inputs(params: Params, x: Array) -> Array:
-        x_pre = project(x, params["w_x"])
-        normed = layer_norm(x_pre, params["gain_x"], shares(x_pre)).astype(x_pre.dtype)
-        return normed + params["b"] if "b" in params else normed
-
     def loop_weights(params: Params) -> LoopWeights:
         vectors = dict(zip(GATES, params["gain_h"], strict=True))
         vectors |= {"c": params["gain_c"], "b_c": params["b_c"]}
@@ -98,7 +79,7 @@ def layer_norm_lstm(
         name="layer norm lstm",
         h_gates=tuple("h" + gate for gate in GATES),
         init_params=init_params,
-        project_inputs=project_inputs,
+        project_inputs=normalized_inputs,
         loop_weights=loop_weights,
         gates=layer_norm_lstm_gates,
         sigmoid_gates=(),

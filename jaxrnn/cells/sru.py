@@ -9,7 +9,9 @@ import jax.numpy as jnp
 
 from jaxrnn._typing import Array, DTypeLike, Initializer, Key, Params
 from jaxrnn.cells import initializers
-from jaxrnn.cells.base import Cell, LoopWeights, per_gate, project
+from jaxrnn.cells.base import Cell, LoopWeights, full_precision, per_gate, project
+from jaxrnn.cells.normalization import layer_norm as normalized
+from jaxrnn.cells.normalization import shares
 
 
 class SRUState(NamedTuple):
@@ -26,6 +28,32 @@ def sru_gates(pre, state, vectors):
     return r * c + (1 - r) * pre["x"], {"c": c}
 
 
+def highway_scale(highway_bias: float, rescale: bool) -> float:
+    """The alpha that keeps the variance of the layers equal at the start."""
+    return sqrt(1 + 2 * exp(highway_bias)) if rescale else 1.0
+
+
+def columns(params: Params, x: Array, highway: Array, alpha: float) -> Array:
+    """Columns u, f, r and x of the gates, ``[T, B, 4, H]``.
+
+    Args:
+        params: ``w_x``, and ``b`` and ``w_highway`` where there are any.
+        x: ``[T, B, I]``, what the matrices multiply.
+        highway: ``[T, B, H]``, what goes past them where there is no ``w_highway``.
+        alpha: the factor of the highway.
+    """
+    w_x = params["w_x"]
+    if "w_highway" in params:
+        w_x = jnp.concatenate([w_x, params["w_highway"][:, None] * alpha], axis=1)
+    x_pre = project(x, w_x)
+    u, gates, past = x_pre[:, :, :1], x_pre[:, :, 1:3], x_pre[:, :, 3:]
+    if "w_highway" not in params:
+        past = highway[:, :, None] * alpha
+    if "b" in params:
+        gates = gates + params["b"]
+    return jnp.concatenate([u, gates, past], axis=2)
+
+
 def uniform_unit_variance(key: Key, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     """Uniform with variance ``1 / rows`` (section 3.2 of the paper)."""
     bound = sqrt(3.0 / shape[0])
@@ -36,6 +64,8 @@ def uniform_unit_variance(key: Key, shape: tuple[int, ...], dtype: DTypeLike) ->
 def sru(
     *,
     use_bias: bool = True,
+    layer_norm: bool = False,
+    proj_size: int | None = None,
     highway_bias: float = 0.0,
     rescale: bool = True,
     kernel_init: Initializer = uniform_unit_variance,
@@ -55,11 +85,19 @@ def sru(
     variance of the layers equal at the start. Where the sizes of input and output differ,
     :math:`x` of the last line is :math:`W_h x`.
 
+    With ``layer_norm``, :math:`x` is normalized first, with gain and bias, but for the highway that
+    has no matrix; with ``proj_size``, all matrices share a first factor, :math:`W = W' P`. Both as
+    in the package ``sru``, whose highway matrix however contains :math:`\alpha`.
+
     Parameters: ``w_x [I, 3, H]`` (u, f, r), ``v [2, H]`` (f, r), ``b [2, H]`` (f, r) and, where
-    ``I != H``, ``w_highway [I, H]``.
+    ``I != H``, ``w_highway [I, H]``. With ``layer_norm`` also ``gain_x [I]`` and ``b_x [I]``, with
+    ``proj_size`` also ``w_proj [I, proj_size]``, and then the matrices are ``[proj_size, ...]``.
 
     Args:
         use_bias: whether there is a ``b``.
+        layer_norm: whether the layer's input is normalized.
+        proj_size: size of the factor that the matrices share; None has none. The package's
+            ``n_proj``, which it ignores unless smaller than I and H.
         highway_bias: initial bias of the reset gate, added to ``bias_init``'s.
         rescale: whether the highway is scaled by alpha.
         kernel_init: initializer of each ``[I, H]``.
@@ -69,34 +107,36 @@ def sru(
     Returns:
         The cell; the same object for the same arguments.
     """
-    alpha = sqrt(1 + 2 * exp(highway_bias)) if rescale else 1.0
+    alpha = highway_scale(highway_bias, rescale)
 
     def init_params(key: Key, in_features: int, hidden_features: int, dtype: DTypeLike) -> Params:
-        k_x, k_v, k_b, k_h = jax.random.split(key, 4)
+        k_x, k_v, k_b, k_h, k_p = jax.random.split(key, 5)
+        rows = proj_size or in_features
         params = {
-            "w_x": per_gate(kernel_init, k_x, in_features, 3, hidden_features, dtype),
+            "w_x": per_gate(kernel_init, k_x, rows, 3, hidden_features, dtype),
             "v": recurrent_init(k_v, (2, hidden_features), dtype),
         }
         if use_bias:
             params["b"] = bias_init(k_b, (2, hidden_features), dtype).at[1].add(highway_bias)
         if in_features != hidden_features:
-            params["w_highway"] = kernel_init(k_h, (in_features, hidden_features), dtype)
+            params["w_highway"] = kernel_init(k_h, (rows, hidden_features), dtype)
+        if proj_size is not None:
+            params["w_proj"] = kernel_init(k_p, (in_features, proj_size), dtype)
+        if layer_norm:
+            params["gain_x"] = jnp.ones((in_features,), dtype)
+            params["b_x"] = jnp.zeros((in_features,), dtype)
         return params
 
     def init_state(params: Params, batch: int, dtype: DTypeLike) -> SRUState:
         return SRUState(c=jnp.zeros((batch, params["v"].shape[-1]), dtype))
 
-    def project_inputs(params: Params, x: Array) -> Array:
-        w_x = params["w_x"]
-        if "w_highway" in params:
-            w_x = jnp.concatenate([w_x, params["w_highway"][:, None] * alpha], axis=1)
-        x_pre = project(x, w_x)
-        u, gates, highway = x_pre[:, :, :1], x_pre[:, :, 1:3], x_pre[:, :, 3:]
-        if "w_highway" not in params:
-            highway = x[:, :, None] * alpha
-        if "b" in params:
-            gates = gates + params["b"]
-        return jnp.concatenate([u, gates, highway], axis=2)
+    def matmul_input(params: Params, x: Array) -> Array:
+        if layer_norm:
+            x = normalized(x, params["gain_x"], shares(x)).astype(x.dtype) + params["b_x"]
+        if proj_size is None:
+            return x
+        w_proj = params["w_proj"]
+        return jnp.matmul(x, w_proj, precision=full_precision(w_proj.dtype))
 
     return Cell(
         name="sru",
@@ -105,7 +145,7 @@ def sru(
         state_type=SRUState,
         init_params=init_params,
         init_state=init_state,
-        project_inputs=project_inputs,
+        project_inputs=lambda params, x: columns(params, matmul_input(params, x), x, alpha),
         loop_weights=lambda params: LoopWeights(vectors={"f": params["v"][0], "r": params["v"][1]}),
         gates=sru_gates,
     )

@@ -96,8 +96,8 @@ def recurrence(
         implementation = "xla"
 
     initial = cell.init_state(params, batch, xla.accumulator(dtype))
-    state = initial if state is None else checks.state(cell, state, initial)
-    restart = initial if reset_state is None else checks.state(cell, reset_state, initial)
+    state = initial if state is None else checks.state(cell.name, state, initial)
+    restart = initial if reset_state is None else checks.state(cell.name, reset_state, initial)
     noise = noise or Noise()
     noise.check(cell, state, steps)
     if gradient_clip is not None and cell.step is not None:

@@ -48,7 +48,7 @@ def cell(cell: Cell, weights: LoopWeights) -> None:
         )
 
 
-def state(cell: Cell, given: State, wanted: State) -> State:
+def state(name: str, given: State, wanted: State) -> State:
     """A given state in the type, shapes and dtypes of the wanted one."""
     fields = wanted._fields
     if (
@@ -57,15 +57,14 @@ def state(cell: Cell, given: State, wanted: State) -> State:
         or (len(given) != len(fields))
     ):
         raise ValueError(
-            f"the state of {cell.name} should be {type(wanted).__name__}{fields}, "
+            f"the state of {name} should be {type(wanted).__name__}{fields}, "
             f"got {type(given).__name__}"
         )
     leaves = []
-    for name, leaf, like in zip(fields, given, wanted, strict=True):
+    for field, leaf, like in zip(fields, given, wanted, strict=True):
         if jnp.shape(leaf) != like.shape:
             raise ValueError(
-                f"state.{name} of {cell.name} should be [B, ...] = {like.shape}, "
-                f"got {jnp.shape(leaf)}"
+                f"state.{field} of {name} should be [B, ...] = {like.shape}, got {jnp.shape(leaf)}"
             )
         leaves.append(jnp.asarray(leaf, like.dtype))
     return type(wanted)(*leaves)
