@@ -1,5 +1,6 @@
 """Recurrent layers for Flax linen. They hold parameters and call `recurrence`."""
 
+import dataclasses
 from dataclasses import KW_ONLY
 from typing import Any, Literal
 
@@ -167,14 +168,28 @@ class BuiltIn(Layers):
         return self.hidden_features
 
     def cell_options(self) -> dict[str, Any]:
-        """What was said about biases and initializers."""
-        names = ("use_bias", "kernel_init", "recurrent_init", "bias_init")
+        """What was said about the cell: all fields that are not of every layer."""
+        others = {field.name for field in dataclasses.fields(Layers)} | {"hidden_features"}
+        names = [field.name for field in dataclasses.fields(self) if field.name not in others]
         options = {name: getattr(self, name) for name in names}
         return {name: value for name, value in options.items() if value is not None}
 
 
 class LSTM(BuiltIn):
-    """Long short-term memory: `jaxrnn.cells.lstm` in a stack."""
+    """Long short-term memory: `jaxrnn.cells.lstm` in a stack.
+
+    Attributes:
+        proj_size, peepholes, coupled, layer_norm, cell_clip, forget_bias: see
+            `jaxrnn.nnx.LSTMOptions`.
+    """
+
+    _: KW_ONLY
+    proj_size: int | None = None
+    peepholes: bool = False
+    coupled: bool = False
+    layer_norm: bool = False
+    cell_clip: float | None = None
+    forget_bias: float = 1.0
 
     def the_cell(self) -> Cell:
         """The cell of every layer."""
@@ -185,15 +200,16 @@ class GRU(BuiltIn):
     """Gated recurrent unit: `jaxrnn.cells.gru` in a stack.
 
     Attributes:
-        reset_after: the reset gate is applied after the recurrent matmul, or before it.
+        reset_after, layer_norm: see `jaxrnn.nnx.GRUOptions`.
     """
 
     _: KW_ONLY
     reset_after: bool = True
+    layer_norm: bool = False
 
     def the_cell(self) -> Cell:
         """The cell of every layer."""
-        return cells.gru(reset_after=self.reset_after, **self.cell_options())
+        return cells.gru(**self.cell_options())
 
 
 class Elman(BuiltIn):
@@ -208,25 +224,25 @@ class Elman(BuiltIn):
 
     def the_cell(self) -> Cell:
         """The cell of every layer."""
-        return cells.elman(activation=self.activation, **self.cell_options())
+        return cells.elman(**self.cell_options())
 
 
 class SRU(BuiltIn):
     """Simple recurrent unit: `jaxrnn.cells.sru` in a stack.
 
     Attributes:
-        highway_bias: initial bias of the reset gate.
-        rescale: whether the highway is scaled to keep the variance of the layers equal.
+        layer_norm, proj_size, highway_bias, rescale: see `jaxrnn.nnx.SRUOptions`.
     """
 
     _: KW_ONLY
+    layer_norm: bool = False
+    proj_size: int | None = None
     highway_bias: float = 0.0
     rescale: bool = True
 
     def the_cell(self) -> Cell:
         """The cell of every layer."""
-        options = self.cell_options()
-        return cells.sru(highway_bias=self.highway_bias, rescale=self.rescale, **options)
+        return cells.sru(**self.cell_options())
 
 
 class SRUPlusPlus(nn.Module):

@@ -1,5 +1,6 @@
 """Recurrent layers for Flax NNX. They hold parameters and call `recurrence`."""
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
 import jax
@@ -86,10 +87,68 @@ class Options(LayerOptions, CellOptions, total=False):
     """`LayerOptions` and `CellOptions`."""
 
 
-def split_options(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
+class LSTMOptions(Options, total=False):
+    """`Options`, and those of `jaxrnn.cells.lstm`.
+
+    Attributes:
+        proj_size: size of a projected output.
+        peepholes: gates that see the cell state.
+        coupled: the input gate is what the forget gate leaves.
+        layer_norm: layer normalization.
+        cell_clip: bound of the cell state.
+        forget_bias: initial bias of the forget gate, 1 by default.
+    """
+
+    proj_size: int | None
+    peepholes: bool
+    coupled: bool
+    layer_norm: bool
+    cell_clip: float | None
+    forget_bias: float
+
+
+class GRUOptions(Options, total=False):
+    """`Options`, and those of `jaxrnn.cells.gru`.
+
+    Attributes:
+        reset_after: the reset gate is applied after the recurrent matmul, or before it.
+        layer_norm: layer normalization.
+    """
+
+    reset_after: bool
+    layer_norm: bool
+
+
+class ElmanOptions(Options, total=False):
+    """`Options`, and that of `jaxrnn.cells.elman`.
+
+    Attributes:
+        activation: "tanh" or "relu".
+    """
+
+    activation: Literal["tanh", "relu"]
+
+
+class SRUOptions(Options, total=False):
+    """`Options`, and those of `jaxrnn.cells.sru`.
+
+    Attributes:
+        layer_norm: normalization of the input.
+        proj_size: size of a factor that the input matrices share.
+        highway_bias: initial bias of the reset gate.
+        rescale: whether the highway is scaled to keep the variance of the layers equal.
+    """
+
+    layer_norm: bool
+    proj_size: int | None
+    highway_bias: float
+    rescale: bool
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Cell options and layer options, apart."""
-    for_cell = {k: v for k, v in options.items() if k in CellOptions.__annotations__}
-    return for_cell, {k: v for k, v in options.items() if k not in for_cell}
+    for_layer = {k: v for k, v in options.items() if k in LayerOptions.__annotations__}
+    return {k: v for k, v in options.items() if k not in for_layer}, for_layer
 
 
 class RNN(nnx.Module):
@@ -254,7 +313,7 @@ class LSTM(RNN):
         in_features: I.
         hidden_features: H, or a tuple with one for each layer.
         rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
-        **options: see `LayerOptions` and `CellOptions`.
+        **options: see `LayerOptions`, `CellOptions` and `LSTMOptions`.
     """
 
     def __init__(
@@ -263,12 +322,11 @@ class LSTM(RNN):
         hidden_features: Sizes,
         *,
         rngs: nnx.Rngs,
-        **options: Unpack[Options],
+        **options: Unpack[LSTMOptions],
     ):
         for_cell, for_layer = split_options(options)
-        super().__init__(
-            cells.lstm(**for_cell), in_features, hidden_features, rngs=rngs, **for_layer
-        )
+        cell = cells.lstm(**for_cell)
+        super().__init__(cell, in_features, hidden_features, rngs=rngs, **for_layer)
 
 
 class GRU(RNN):
@@ -277,9 +335,8 @@ class GRU(RNN):
     Args:
         in_features: I.
         hidden_features: H, or a tuple with one for each layer.
-        reset_after: the reset gate is applied after the recurrent matmul, or before it.
         rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
-        **options: see `LayerOptions` and `CellOptions`.
+        **options: see `LayerOptions`, `CellOptions` and `GRUOptions`.
     """
 
     def __init__(
@@ -287,12 +344,11 @@ class GRU(RNN):
         in_features: int,
         hidden_features: Sizes,
         *,
-        reset_after: bool = True,
         rngs: nnx.Rngs,
-        **options: Unpack[Options],
+        **options: Unpack[GRUOptions],
     ):
         for_cell, for_layer = split_options(options)
-        cell = cells.gru(reset_after=reset_after, **for_cell)
+        cell = cells.gru(**for_cell)
         super().__init__(cell, in_features, hidden_features, rngs=rngs, **for_layer)
 
 
@@ -302,9 +358,8 @@ class Elman(RNN):
     Args:
         in_features: I.
         hidden_features: H, or a tuple with one for each layer.
-        activation: "tanh" or "relu".
         rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
-        **options: see `LayerOptions` and `CellOptions`.
+        **options: see `LayerOptions`, `CellOptions` and `ElmanOptions`.
     """
 
     def __init__(
@@ -312,12 +367,11 @@ class Elman(RNN):
         in_features: int,
         hidden_features: Sizes,
         *,
-        activation: Literal["tanh", "relu"] = "tanh",
         rngs: nnx.Rngs,
-        **options: Unpack[Options],
+        **options: Unpack[ElmanOptions],
     ):
         for_cell, for_layer = split_options(options)
-        cell = cells.elman(activation=activation, **for_cell)
+        cell = cells.elman(**for_cell)
         super().__init__(cell, in_features, hidden_features, rngs=rngs, **for_layer)
 
 
@@ -327,10 +381,8 @@ class SRU(RNN):
     Args:
         in_features: I.
         hidden_features: H, or a tuple with one for each layer.
-        highway_bias: initial bias of the reset gate.
-        rescale: whether the highway is scaled to keep the variance of the layers equal.
         rngs: ``params`` for the initial parameters, ``dropout`` for the masks.
-        **options: see `LayerOptions` and `CellOptions`.
+        **options: see `LayerOptions`, `CellOptions` and `SRUOptions`.
     """
 
     def __init__(
@@ -338,13 +390,11 @@ class SRU(RNN):
         in_features: int,
         hidden_features: Sizes,
         *,
-        highway_bias: float = 0.0,
-        rescale: bool = True,
         rngs: nnx.Rngs,
-        **options: Unpack[Options],
+        **options: Unpack[SRUOptions],
     ):
         for_cell, for_layer = split_options(options)
-        cell = cells.sru(highway_bias=highway_bias, rescale=rescale, **for_cell)
+        cell = cells.sru(**for_cell)
         super().__init__(cell, in_features, hidden_features, rngs=rngs, **for_layer)
 
 

@@ -17,13 +17,11 @@ class Feature(NamedTuple):
     Attributes:
         options: of `jaxrnn.linen.LSTM`.
         given: names of the arrays of `flags` that the call gets.
-        cell: of `jaxrnn.cells`, in the place of the LSTM.
         at_most: the target for the ratio to the plain LSTM's training step; None has none.
     """
 
     options: Mapping[str, Any] = MappingProxyType({})
     given: tuple[str, ...] = ()
-    cell: str = "lstm"
     at_most: float | None = 1.15
 
 
@@ -43,7 +41,9 @@ FEATURES = {
         {"input_dropout": RATE, "output_dropout": RATE}, at_most=None
     ),
     "gradient clip": Feature({"gradient_clip": 1.0}, at_most=None),
-    "layer norm": Feature(cell="layer_norm_lstm", at_most=1.4),
+    "layer norm": Feature({"layer_norm": True}, at_most=1.4),
+    "projection to 128": Feature({"proj_size": 128}, at_most=None),
+    "peepholes": Feature({"peepholes": True}, at_most=None),
 }
 
 
@@ -63,17 +63,13 @@ def training_step(feature: Feature, size: tuple[int, int, int, int]) -> Callable
     import jax
     import jax.numpy as jnp
 
-    from jaxrnn import cells, linen
+    from jaxrnn import linen
 
     batch, steps, inputs, hidden = size
-    options = dict(feature.options)
-    if feature.cell == "lstm":
-        layer: Any = linen.LSTM(hidden, **options)
-    else:
-        layer = linen.RNN(getattr(cells, feature.cell)(), hidden, **options)
+    layer = linen.LSTM(hidden, **feature.options)
     k_params, k_x, k_dy = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(k_x, (batch, steps, inputs))
-    dy = jax.random.normal(k_dy, (batch, steps, hidden))
+    dy = jax.random.normal(k_dy, (batch, steps, feature.options.get("proj_size", hidden)))
     given = {name: jnp.asarray(flags(size)[name]) for name in feature.given}
     params = layer.init({"params": k_params, "dropout": k_params}, x[:, :1])
     count = 0

@@ -50,10 +50,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrnn import cells, explain, recurrence
+from jaxrnn import explain, recurrence
 from jaxrnn.recurrence import shapes
 from jaxrnn.recurrence.shapes import Shape
 from pallas_kernels import targets
+from scripts.named_cells import named_cell
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a process of its own runs.
@@ -406,7 +407,7 @@ def draw(case: Case) -> tuple[Any, ...]:
     For half precision their values are rounded to those that both kinds have, so that the scan in
     float32 gets the very same.
     """
-    cell, rng = getattr(cells, case.cell)(), np.random.default_rng(0)
+    cell, rng = named_cell(case.cell, case.H), np.random.default_rng(0)
 
     def rounded(a: np.ndarray) -> np.ndarray:
         if case.dtype != "float32":
@@ -458,7 +459,7 @@ def compiled_parts(
     case: Case, dtype: str, implementation: Any, interpret: bool, problem: Any
 ) -> Callable[[], Any]:
     """Compiles values and gradients of one implementation; the call runs it."""
-    cell, options = getattr(cells, case.cell)(), features(case)
+    cell, options = named_cell(case.cell, case.H), features(case)
     params, x, state, dy, dfinal = problem
     params, x, dy = jax.tree.map(lambda a: jnp.asarray(a, dtype), (params, x, dy))
 
@@ -490,7 +491,7 @@ def prepare(case: Case, interpret: bool) -> Prepared:
     started = time.perf_counter()
     problem = draw(case)
     with settings(interpret, None):
-        told = explain(getattr(cells, case.cell)(), case.I, case.H, dtype=case.dtype)
+        told = explain(named_cell(case.cell, case.H), case.I, case.H, dtype=case.dtype)
     ours = compiled_parts(case, case.dtype, "pallas", interpret, problem)
     reference = compiled_parts(case, "float32", "xla", interpret, problem)
     scan = reference
@@ -625,7 +626,7 @@ def jax_contender(
 
 def own(name: str, implementation: Any, layer: Layer) -> bench.Contender:
     """`recurrence`, by kernels or as a scan."""
-    cell = getattr(cells, layer.row.cell)()
+    cell = named_cell(layer.row.cell, layer.row.shape.H)
 
     def apply(params: Any, x: Any) -> Any:
         return recurrence(cell, params, x, resets=layer.resets, implementation=implementation)[0]

@@ -287,15 +287,6 @@ def blocks_that_fit(gpu: Gpu, registers: int, threads: int, shared: int) -> int:
     return min(by_registers, 64 // warps, 32, by_shared)
 
 
-def named_cell(name: str, hidden: int) -> Any:
-    """One of `CELLS`; a projection halves the features."""
-    from jaxrnn import cells
-
-    if name == "projected_lstm":
-        return cells.lstm(proj_size=hidden // 2)
-    return getattr(cells, name)()
-
-
 def our_layer(cell: Any, shape: Any, dtype: str, resets: bool = False) -> tuple[Program, Program]:
     """Our layer's forward pass and its training step.
 
@@ -441,6 +432,8 @@ def compile_all(
     compiler: Compiler, shapes: list[Any], options: argparse.Namespace
 ) -> tuple[list[Kernel], list[Step]]:
     """The rows of both tables."""
+    from scripts.named_cells import named_cell
+
     kernels, steps = [], []
     flax = [("flax", STEP_DTYPE)] if options.against == "flax" and not options.resets else []
     for name in options.cells:

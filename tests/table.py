@@ -7,12 +7,15 @@ is a set of arguments of `recurrence`. Parameters have the same names and layout
 import contextlib
 import math
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
+import oracles_elementwise as elementwise
+import oracles_gated as gated
 
 from jaxrnn import Cell, cells, recurrence
 
@@ -20,25 +23,60 @@ T, B, I, H = 7, 3, 3, 4  # noqa: E741  (the axis letters of the library)
 
 
 class Row(NamedTuple):
-    """A cell and what it has to agree with."""
+    """A cell and what it has to agree with.
+
+    Attributes:
+        cell: the cell.
+        oracle: the same from the paper.
+        in_features: I.
+        start: fields of the state that do not start at 0.
+        divisors: fields of the state that the cell divides by: they are 1 at least.
+    """
 
     cell: Cell
     oracle: oracles.Oracle
     in_features: int = I
+    start: Mapping[str, float] = {}
+    divisors: tuple[str, ...] = ()
 
 
 HIGHWAY_BIAS = -1.0
 ALPHA = math.sqrt(1 + 2 * math.exp(HIGHWAY_BIAS))
+NEVER = {"m": -1e30}
 
 CELLS = {
     "elman_tanh": Row(cells.elman(), oracles.elman("tanh")),
     "elman_relu": Row(cells.elman(activation="relu"), oracles.elman("relu")),
     "lstm": Row(cells.lstm(), oracles.lstm()),
-    "layer_norm_lstm": Row(cells.layer_norm_lstm(), oracles.layer_norm_lstm()),
+    "layer_norm_lstm": Row(cells.lstm(layer_norm=True), oracles.layer_norm_lstm()),
     "gru": Row(cells.gru(), oracles.gru()),
     "gru_reset_before": Row(cells.gru(reset_after=False), oracles.gru(reset_after=False)),
     "sru": Row(cells.sru(highway_bias=HIGHWAY_BIAS), oracles.sru(ALPHA), H),
     "sru_projected": Row(cells.sru(highway_bias=HIGHWAY_BIAS), oracles.sru(ALPHA)),
+    "lstm_projected": Row(cells.lstm(proj_size=3), oracles.lstm()),
+    "lstm_peepholes": Row(cells.lstm(peepholes=True), oracles.lstm()),
+    "lstm_coupled": Row(cells.lstm(coupled=True, peepholes=True), oracles.lstm()),
+    "lstm_clipped": Row(cells.lstm(cell_clip=0.4), oracles.lstm(clip=0.4)),
+    "layer_norm_gru": Row(cells.gru(layer_norm=True), gated.layer_norm_gru()),
+    "mgu": Row(cells.mgu(), gated.mgu()),
+    "mgu_reset_before": Row(cells.mgu(reset_after=False), gated.mgu(reset_after=False)),
+    "slstm": Row(cells.slstm(), gated.slstm(), start=NEVER, divisors=("n",)),
+    "slstm_exp": Row(
+        cells.slstm(forget_gate="exp"), gated.slstm("exp"), start=NEVER, divisors=("n",)
+    ),
+    "sru_layer_norm": Row(
+        cells.sru(layer_norm=True, highway_bias=HIGHWAY_BIAS), elementwise.sru_of_features(ALPHA), H
+    ),
+    "sru_layer_norm_factored": Row(
+        cells.sru(layer_norm=True, proj_size=2, highway_bias=HIGHWAY_BIAS),
+        elementwise.sru_of_features(ALPHA),
+    ),
+    "indrnn_relu": Row(cells.indrnn(), elementwise.indrnn("relu")),
+    "indrnn_tanh": Row(cells.indrnn(activation="tanh"), elementwise.indrnn("tanh")),
+    "qrnn": Row(cells.qrnn(), elementwise.qrnn()),
+    "qrnn_window": Row(cells.qrnn(window=2), elementwise.qrnn(window=2)),
+    "min_gru": Row(cells.min_gru(), elementwise.min_gru()),
+    "min_lstm": Row(cells.min_lstm(), elementwise.min_lstm()),
 }
 
 LENGTHS = np.array([4, 0, 7], np.int32)
@@ -87,6 +125,21 @@ def ways(name: str, feature: str) -> dict[str, dict[str, Any]]:
     return {how: HOW[how]}
 
 
+# These meet every feature; the other cells share what they do with one of them.
+CORE = tuple(CELLS)[:8]
+
+
+def covering(names: Any) -> list[tuple[str, str]]:
+    """Cells and features to be tried together: all, or for the cells outside of `CORE` two."""
+    features = list(FEATURES)
+    pairs = []
+    for i, name in enumerate(names):
+        some = {features[i % len(features)], "reverse_all" if i % 2 else "mask_resets"}
+        chosen = features if WHOLE_TABLE or name in CORE else [f for f in features if f in some]
+        pairs += [(name, feature) for feature in chosen]
+    return pairs
+
+
 @contextlib.contextmanager
 def quick_compile():
     """Spares XLA's expensive passes, in tests whose time is all compilation."""
@@ -120,10 +173,11 @@ def problem(name: str, feature: str = "plain", dtype: Any = np.float64, seed: in
         return (0.7 * rng.normal(size=shape)).astype(dtype)
 
     params = jax.tree.map(lambda a: draw(*a.shape), shapes)
-    x, dy = draw(T, B, row.in_features), draw(T, B, H)
-    state, dfinal = (
-        row.cell.state_type(*[draw(B, H) for _ in row.cell.state_names]) for _ in range(2)
-    )
+    initial = jax.eval_shape(lambda: row.cell.init_state(shapes, B, jnp.float32))
+    out_features = initial.h.shape[1] if "h" in row.cell.state_names else H
+    x, dy = draw(T, B, row.in_features), draw(T, B, out_features)
+    state, dfinal = (jax.tree.map(lambda a: draw(*a.shape), initial) for _ in range(2))
+    state = state._replace(**{name: 1 + np.abs(getattr(state, name)) for name in row.divisors})
     options = dict(FEATURES[feature])
     if not options.pop("state", False):
         state = None
@@ -148,7 +202,10 @@ def by_oracle(p: Problem):
         real = oracles.mask_of_lengths(lengths, T)
         mask = real if mask is None else mask & real
     oracle = p.row.oracle
-    state = oracles.zero_state(oracle, B, H) if p.state is None else p.state
+    start = {name: np.zeros(a.shape) for name, a in p.dfinal._asdict().items()}
+    start |= {name: np.full((B, H), value) for name, value in p.row.start.items()}
+    state = start if p.state is None else p.state
+    options["restart"] = start
     y, final = oracles.run(oracle, p.params, p.x, state, mask=mask, **options)
     d = oracles.gradients(oracle, p.params, p.x, state, p.dy, p.dfinal, mask=mask, **options)
     return y, final, d.params, d.x, None if p.state is None else d.state

@@ -25,8 +25,7 @@ from pallas_kernels import targets
 from pallas_kernels.step import tiles as step_tiles
 
 PARTS = ("y", "final", "dparams", "dx", "dstate")
-CELLS = [name for name in table.CELLS if name != "gru_reset_before"]
-RECURRENT = [name for name in CELLS if not name.startswith("sru")]
+CELLS = [name for name, row in table.CELLS.items() if row.cell.step is None]
 
 
 @contextlib.contextmanager
@@ -39,17 +38,18 @@ def interpreted(family: str, monkeypatch):
 
 
 def families(name: str) -> tuple[str, ...]:
-    return ("resident", "step") if name in RECURRENT else ("elementwise",)
+    if not table.CELLS[name].cell.h_gates:
+        return ("elementwise",)
+    return ("step",) if name == "lstm_projected" else ("resident", "step")
 
 
 def covering() -> list[tuple[str, str, str]]:
     """Cell, feature, family: every pair of these two and two, or all of it."""
     rows = []
-    for i, name in enumerate(CELLS):
-        for j, feature in enumerate(table.FEATURES):
-            found = families(name)
-            chosen = found if table.WHOLE_TABLE else (found[(i + j) % len(found)],)
-            rows += [(name, feature, family) for family in chosen]
+    for i, (name, feature) in enumerate(table.covering(CELLS)):
+        found = families(name)
+        chosen = found if table.WHOLE_TABLE else (found[i % len(found)],)
+        rows += [(name, feature, family) for family in chosen]
     return rows
 
 
@@ -202,7 +202,9 @@ def test_a_projection(hidden, out, batch, steps, dtype, monkeypatch):
 
 def test_a_projection_of_normalized_gates(monkeypatch):
     with interpreted("", monkeypatch):
-        compare_with_scan(cells.layer_norm_lstm(proj_size=9), 20, 3, 5, np.float32, reverse=True)
+        compare_with_scan(
+            cells.lstm(layer_norm=True, proj_size=9), 20, 3, 5, np.float32, reverse=True
+        )
 
 
 def test_launches_of_a_projection(monkeypatch):

@@ -2,48 +2,82 @@
 
 import numpy as np
 import oracles
+import oracles_elementwise as elementwise
+import oracles_gated as gated
 import pytest
 from tolerance import assert_close
 
 T, B, H = 5, 3, 4
 
+
+def gates(count):
+    """Shapes of the usual parameters; a letter is a size."""
+    return {"w_x": f"I{count}H", "r": f"H{count}H", "b": f"{count}H"}
+
+
+SRU = {"w_x": "I3H", "v": "2H", "b": "2H"}
+SQUARE_SRU = SRU | {"w_x": "H3H"}
+FACTORED_SRU = SRU | {"w_x": "P3H"}
+GAINS = {"gain_x": "3H", "gain_h": "3H"}
+
 CELLS = {
-    "elman_tanh": (oracles.elman("tanh"), 3),
-    "elman_relu": (oracles.elman("relu"), 3),
-    "lstm": (oracles.lstm(), 3),
-    "layer_norm_lstm": (oracles.layer_norm_lstm(), 3),
-    "gru": (oracles.gru(), 3),
-    "gru_reset_before": (oracles.gru(reset_after=False), 3),
-    "sru": (oracles.sru(1.7), H),
-    "sru_projected": (oracles.sru(1.7), 3),
+    "elman_tanh": (oracles.elman("tanh"), gates(1)),
+    "elman_relu": (oracles.elman("relu"), gates(1)),
+    "lstm": (oracles.lstm(), gates(4)),
+    "lstm_projected": (oracles.lstm(), gates(4) | {"p": "HH"}),
+    "lstm_peepholes": (oracles.lstm(), gates(4) | {"v": "3H"}),
+    "lstm_coupled": (oracles.lstm(), gates(3) | {"v": "2H"}),
+    "lstm_clipped": (oracles.lstm(clip=0.4), gates(4)),
+    "layer_norm_lstm": (
+        oracles.layer_norm_lstm(),
+        gates(4) | {"gain_x": "4H", "gain_h": "4H", "gain_c": "H", "b_c": "H"},
+    ),
+    "gru": (oracles.gru(), gates(3) | {"b_hn": "H"}),
+    "gru_reset_before": (oracles.gru(reset_after=False), gates(3)),
+    "layer_norm_gru": (gated.layer_norm_gru(), gates(3) | GAINS | {"b_hn": "H"}),
+    "mgu": (gated.mgu(), gates(2) | {"b_hn": "H"}),
+    "mgu_reset_before": (gated.mgu(reset_after=False), gates(2)),
+    "slstm_sigmoid": (gated.slstm("sigmoid"), gates(4)),
+    "slstm_exp": (gated.slstm("exp"), gates(4)),
+    "sru": (oracles.sru(1.7), SQUARE_SRU),
+    "sru_projected": (oracles.sru(1.7), SRU | {"w_highway": "IH"}),
+    "sru_layer_norm": (
+        elementwise.sru_of_features(1.7),
+        SQUARE_SRU | {"gain_x": "H", "b_x": "H"},
+    ),
+    "sru_factored": (elementwise.sru_of_features(1.7), FACTORED_SRU | {"w_proj": "HP"}),
+    "sru_layer_norm_factored": (
+        elementwise.sru_of_features(1.7),
+        FACTORED_SRU | {"w_proj": "IP", "w_highway": "PH", "gain_x": "I", "b_x": "I"},
+    ),
+    "indrnn_relu": (elementwise.indrnn("relu"), {"w_x": "I1H", "u": "H", "b": "1H"}),
+    "indrnn_tanh": (elementwise.indrnn("tanh"), {"w_x": "I1H", "u": "H", "b": "1H"}),
+    "qrnn": (elementwise.qrnn(), {"w_x": "I3H", "b": "3H"}),
+    "qrnn_window": (elementwise.qrnn(window=2), {"w_x": "I6H", "b": "3H"}),
+    "min_gru": (elementwise.min_gru(), {"w_x": "I2H", "b": "2H"}),
+    "min_lstm": (elementwise.min_lstm(), {"w_x": "I3H", "b": "3H"}),
 }
 
 
 def make_params(name, inputs, rng):
-    gates = {"elman": 1, "lstm": 4, "layer": 4, "gru": 3, "sru": 3}[name.split("_")[0]]
-    params = {"w_x": rng.normal(size=(inputs, gates, H))}
-    if name.startswith("sru"):
-        params |= {"v": rng.normal(size=(2, H)), "b": rng.normal(size=(2, H))}
-        if inputs != H:
-            params["w_highway"] = rng.normal(size=(inputs, H))
-    else:
-        params |= {"r": rng.normal(size=(H, gates, H)), "b": rng.normal(size=(gates, H))}
-    if name == "layer_norm_lstm":
-        params |= {key: rng.normal(size=(4, H)) for key in ("gain_x", "gain_h")}
-        params |= {key: rng.normal(size=H) for key in ("gain_c", "b_c")}
-    if name == "gru":
-        params["b_hn"] = rng.normal(size=H)
-    return params
+    sizes = {"I": inputs, "H": H, "P": 2}
+    return {
+        key: rng.normal(size=[sizes.get(n) or int(n) for n in shape])
+        for key, shape in CELLS[name][1].items()
+    }
 
 
 def make_state(cell, rng):
-    return {key: rng.normal(size=(B, H)) for key in cell.state_names}
+    """Random; the normalizer ``n`` of the sLSTM is 1 at least."""
+    state = {key: rng.normal(size=(B, H)) for key in cell.state_names}
+    return state | {key: 1.0 + np.abs(a) for key, a in state.items() if key == "n"}
 
 
 def make_problem(name, seed=0):
     """A layer with holes in the mask, resets on real and on masked steps, and one empty row."""
     rng = np.random.default_rng(seed)
-    cell, inputs = CELLS[name]
+    cell, layout = CELLS[name]
+    inputs = H if layout.get("w_proj", layout["w_x"])[0] == "H" else 3
     args = (make_params(name, inputs, rng), rng.normal(size=(T, B, inputs)), make_state(cell, rng))
     mask = np.array([[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], bool)
     resets = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 0]], bool)
@@ -120,6 +154,24 @@ def test_adjoints_equal_central_differences(name):
                 totals.append(inner(*result, dy, dfinal))
             want[index] = (totals[0] - totals[1]) / (2 * step)
         assert_close({key: got.params[key]}, {key: want}, np.float32)
+
+
+@pytest.mark.parametrize("forget_gate", ["sigmoid", "exp"])
+def test_the_stabilizer_of_the_slstm_cancels(forget_gate):
+    """The outputs are those of equations 8 to 14 of Beck et al. (2024), which have no ``m``."""
+    cell, (params, x, state), _, _ = make_problem(f"slstm_{forget_gate}")
+    start = {key: np.zeros_like(a) for key, a in state.items()}
+    y, final = oracles.run(cell, params, x, start | {"m": np.full((B, H), -1e30)})
+    h, c, n = (start[key] for key in ("h", "c", "n"))
+    for t in range(T):
+        pre = np.einsum("bi,igh->gbh", x[t], params["w_x"])
+        i, f, z, o = pre + np.einsum("bi,igh->gbh", h, params["r"]) + params["b"][:, None]
+        f = np.exp(f) if forget_gate == "exp" else 1 / (1 + np.exp(-f))
+        c, n = f * c + np.exp(i) * np.tanh(z), f * n + np.exp(i)
+        h = c / n / (1 + np.exp(-o))
+        assert_close(y[t], h, np.float64, size=T * H)
+    got = {key: final[key] * np.exp(final["m"]) for key in ("c", "n")}
+    assert_close(got, {"c": c, "n": n}, np.float64, size=T * H)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

@@ -55,8 +55,7 @@ def compare(name, feature, dtype):
         assert_close({how: named(parts)}, {how: want}, dtype, size=T * H, scale=scale)
 
 
-@pytest.mark.parametrize("feature", table.FEATURES)
-@pytest.mark.parametrize("name", table.CELLS)
+@pytest.mark.parametrize(("name", "feature"), table.covering(table.CELLS))
 def test_values_and_gradients_are_the_oracles(name, feature, x64):
     compare(name, feature, np.float64)
 

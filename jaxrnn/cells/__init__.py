@@ -5,7 +5,6 @@ from jaxrnn.cells.base import Cell, LoopWeights, affine_inputs
 from jaxrnn.cells.elman import ElmanState, elman
 from jaxrnn.cells.gru import GRUState, gru
 from jaxrnn.cells.indrnn import IndRNNState, indrnn
-from jaxrnn.cells.layer_norm_lstm import layer_norm_lstm
 from jaxrnn.cells.lstm import LSTMState, lstm
 from jaxrnn.cells.mgu import MGUState, mgu
 from jaxrnn.cells.min_rnn import MinRNNState, min_gru, min_lstm
@@ -31,7 +30,6 @@ __all__ = [
     "gru",
     "indrnn",
     "initializers",
-    "layer_norm_lstm",
     "lstm",
     "mgu",
     "min_gru",

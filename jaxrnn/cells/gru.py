@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrnn._typing import Array, DTypeLike, Initializer, Key, Params
 from jaxrnn.cells import initializers
 from jaxrnn.cells.base import Cell, LoopWeights, affine_inputs, kept_update, per_gate
-from jaxrnn.cells.normalization import layer_norm, normalized_inputs, shares
+from jaxrnn.cells.normalization import layer_norm, normalized_inputs, share_of, shares
 
 H_GATES = ("hr", "hz", "hn")
 
@@ -33,7 +33,7 @@ def gru_gates(pre, state, vectors):
 
 def layer_norm_gru_gates(pre, state, vectors):
     """The GRU's, of ``x_pre`` and ``LN(R h)``."""
-    share = jax.lax.stop_gradient(vectors["share"])
+    share = share_of(vectors)
     hr, hz, hn = (layer_norm(pre[name], vectors[name], share) for name in H_GATES)
     r, z = jax.nn.sigmoid(pre["r"] + hr), jax.nn.sigmoid(pre["z"] + hz)
     return gru_gates(pre | {"r": r, "z": z, "hn": hn}, state, vectors)

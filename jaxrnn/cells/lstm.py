@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jaxrnn._typing import Array, DTypeLike, Initializer, Key, Params
 from jaxrnn.cells import initializers
 from jaxrnn.cells.base import Cell, LoopWeights, affine_inputs, kept_update, per_gate
+from jaxrnn.cells.normalization import layer_norm as normalized
+from jaxrnn.cells.normalization import normalized_inputs, share_of, shares
 
 GATES = ("i", "f", "g", "o")
 
@@ -23,18 +25,33 @@ class LSTMState(NamedTuple):
 def lstm_gates(pre, state, vectors, *, cell_clip=None):
     """``c' = f c + i g``, ``h' = o tanh(c')``; without a column of its own, ``i`` is ``1 - f``.
 
-    ``i, f, g, o`` arrive activated, but those with a peephole, which look at ``c`` first.
+    ``i, f, g, o`` arrive activated, but those with a peephole, which look at ``c`` first. With
+    layer norm the output is ``o tanh(LN(c'))``.
     """
 
     def gate(name, c):
-        return jax.nn.sigmoid(pre[name] + vectors[name] * c) if name in vectors else pre[name]
+        peephole = vectors.get(f"v_{name}")
+        return pre[name] if peephole is None else jax.nn.sigmoid(pre[name] + peephole * c)
 
     f = gate("f", state.c)
     i = gate("i", state.c) if "i" in pre else 1 - f
     c = f * state.c + i * kept_update(pre, pre["g"])
     if cell_clip is not None:
         c = jnp.clip(c, -cell_clip, cell_clip)
-    return gate("o", c) * jnp.tanh(c), {"c": c}
+    content = c
+    if "gain_c" in vectors:
+        content = normalized(c, vectors["gain_c"], share_of(vectors)) + vectors["b_c"]
+    return gate("o", c) * jnp.tanh(content), {"c": c}
+
+
+def layer_norm_lstm_gates(pre, state, vectors, **options):
+    """The LSTM's, of ``x_pre + LN(R h)``."""
+    share, active = share_of(vectors), dict(pre)
+    for name in (name for name in GATES if name in pre):
+        gate = pre[name] + normalized(pre[f"h{name}"], vectors[f"gain_{name}"], share)
+        activation = jnp.tanh if name == "g" else jax.nn.sigmoid
+        active[name] = gate if f"v_{name}" in vectors else activation(gate)
+    return lstm_gates(active, state, vectors, **options)
 
 
 @lru_cache
@@ -44,6 +61,7 @@ def lstm(
     proj_size: int | None = None,
     peepholes: bool = False,
     coupled: bool = False,
+    layer_norm: bool = False,
     cell_clip: float | None = None,
     kernel_init: Initializer = initializers.glorot,
     recurrent_init: Initializer = initializers.orthogonal,
@@ -68,6 +86,9 @@ def lstm(
         peepholes: i and f also see :math:`v_{i,f} \odot c`, and o :math:`v_o \odot c'` (Gers &
             Schmidhuber 2000), with parameters ``v [3, H]`` (i, f, o) that start at 0.
         coupled: :math:`i = 1 - f` (Greff et al. 2017, arXiv:1503.04069): gates f, g, o alone.
+        layer_norm: each gate's :math:`W x` and :math:`R h` are normalized, each with a gain, and
+            :math:`h' = o \odot \tanh(LN(c') + b_c)` (Ba et al. 2016, arXiv:1607.06450), with
+            parameters ``gain_x`` and ``gain_h [4, H]``, ``gain_c`` and ``b_c [H]``.
         cell_clip: bound of the elements of :math:`c'`, on both sides; None has none.
         kernel_init: initializer of each gate's ``[I, H]``, and of ``p``.
         recurrent_init: initializer of each gate's ``[S, H]``.
@@ -94,6 +115,10 @@ def lstm(
             params["p"] = kernel_init(k_p, (hidden_features, proj_size), dtype)
         if peepholes:
             params["v"] = jnp.zeros((len(sigmoids), hidden_features), dtype)
+        if layer_norm:
+            params |= {n: jnp.ones((gates, hidden_features), dtype) for n in ("gain_x", "gain_h")}
+            params["gain_c"] = jnp.ones((hidden_features,), dtype)
+            params["b_c"] = jnp.zeros((hidden_features,), dtype)
         return params
 
     def init_state(params: Params, batch: int, dtype: DTypeLike) -> LSTMState:
@@ -104,12 +129,25 @@ def lstm(
         )
 
     def loop_weights(params: Params) -> LoopWeights:
-        vectors = dict(zip(sigmoids, params["v"], strict=True)) if peepholes else {}
+        vectors = {}
+        if peepholes:
+            vectors |= {f"v_{name}": v for name, v in zip(sigmoids, params["v"], strict=True)}
+        if layer_norm:
+            gains = zip(names, params["gain_h"], strict=True)
+            vectors |= {f"gain_{name}": gain for name, gain in gains}
+            vectors |= {name: params[name] for name in ("gain_c", "b_c")}
+            vectors["share"] = shares(params["b_c"])
         return LoopWeights(r=params["r"], p=params.get("p"), vectors=vectors)
 
-    options = {"projected": proj_size, "peephole": peepholes, "coupled": coupled}
-    return Cell(
-        name=" ".join([name for name, used in options.items() if used] + ["lstm"]),
+    kinds = {
+        "projected": proj_size is not None,
+        "peephole": peepholes,
+        "coupled": coupled,
+        "layer norm": layer_norm,
+    }
+    gates = layer_norm_lstm_gates if layer_norm else lstm_gates
+    cell = Cell(
+        name=" ".join([kind for kind, used in kinds.items() if used] + ["lstm"]),
         x_gates=names,
         h_gates=names,
         state_type=LSTMState,
@@ -117,8 +155,17 @@ def lstm(
         init_state=init_state,
         project_inputs=affine_inputs,
         loop_weights=loop_weights,
-        gates=partial(lstm_gates, cell_clip=cell_clip) if cell_clip is not None else lstm_gates,
+        gates=gates if cell_clip is None else partial(gates, cell_clip=cell_clip),
         sigmoid_gates=() if peepholes else sigmoids,
         tanh_gates=("g",),
         drops_updates=True,
+    )
+    if not layer_norm:
+        return cell
+    return cell._replace(
+        h_gates=tuple(f"h{name}" for name in names),
+        project_inputs=normalized_inputs,
+        sigmoid_gates=(),
+        tanh_gates=(),
+        whole_rows=True,
     )

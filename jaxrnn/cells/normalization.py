@@ -1,5 +1,7 @@
 """Layer normalization, inside the time loop and before it."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 
@@ -20,6 +22,11 @@ def shares(like: Array) -> Array:
     """``1/H`` for each of the H features on the last axis, in float32 at least."""
     size = like.shape[-1]
     return jnp.full((size,), 1 / size, jnp.promote_types(like.dtype, jnp.float32))
+
+
+def share_of(vectors: Mapping[str, Array]) -> Array:
+    """The vector that `shares` made, which is no parameter."""
+    return jax.lax.stop_gradient(vectors["share"])
 
 
 def normalized_inputs(params: Params, x: Array) -> Array:

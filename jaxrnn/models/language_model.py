@@ -143,12 +143,12 @@ class LanguageModel(nnx.Module):
         x = self.embedding.embed(inputs, self.dtype)
         if active and self.dropout_embedding > 0:
             x = dropout(dropout_key(rngs), self.dropout_embedding, x)
-        x, state = self.rnn(x, state, lengths=lengths, deterministic=deterministic, rngs=rngs)
+        x, final = self.rnn(x, state, lengths=lengths, deterministic=deterministic, rngs=rngs)
         if active and self.dropout_output > 0:
             x = dropout(dropout_key(rngs), self.dropout_output, x)
         if self.projection is not None:
             x = x @ self.projection[...].astype(x.dtype)
-        return x, state
+        return x, final
 
     def loss(
         self,
