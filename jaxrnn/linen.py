@@ -84,9 +84,20 @@ class Layers(nn.Module):
             key=self._dropout_key(deterministic),
         )
 
-    def step(self, x: Array, state: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
-        """One step of a stream, without dropout: ``x [B, I] -> y [B, S]`` and the next state."""
-        return self.stack.step(self._parameters(x), x, state)
+    def step(
+        self, x: Array, state: tuple[Any, ...], resets: ArrayLike | None = None
+    ) -> tuple[Array, tuple[Any, ...]]:
+        """One step of a stream, without dropout.
+
+        Args:
+            x: ``[B, I]``.
+            state: a tuple over layers, as `initialize_state` or an earlier call gave it.
+            resets: bool or integers ``[B]``, true where a new sequence begins with this step.
+
+        Returns:
+            ``[B, S]`` and the next state.
+        """
+        return self.stack.step(self._parameters(x), x, state, resets)
 
     def initialize_state(self, batch: int) -> tuple[Any, ...]:
         """The state that a sequence starts from, a tuple over layers.

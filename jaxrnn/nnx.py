@@ -234,10 +234,21 @@ class RNN(nnx.Module):
             key=self._dropout_key(deterministic, rngs),
         )
 
-    def step(self, x: Array, state: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
-        """One step of a stream, without dropout: ``x [B, I] -> y [B, S]`` and the next state."""
+    def step(
+        self, x: Array, state: tuple[Any, ...], resets: ArrayLike | None = None
+    ) -> tuple[Array, tuple[Any, ...]]:
+        """One step of a stream, without dropout.
+
+        Args:
+            x: ``[B, I]``.
+            state: a tuple over layers, as `initialize_state` or an earlier call gave it.
+            resets: bool or integers ``[B]``, true where a new sequence begins with this step.
+
+        Returns:
+            ``[B, S]`` and the next state.
+        """
         self._check_features(x)
-        return self.stack.step(self.parameters(), x, state)
+        return self.stack.step(self.parameters(), x, state, resets)
 
     def initialize_state(self, batch: int) -> tuple[Any, ...]:
         """The state that a sequence starts from, a tuple over layers."""

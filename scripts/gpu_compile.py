@@ -43,6 +43,8 @@ os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 os.environ["XLA_FLAGS"] = f"--xla_dump_to={DUMP} --xla_dump_emitter_re=ptx"
 
 CELLS = ("lstm", "gru", "elman", "sru", "layer_norm_lstm", "projected_lstm")
+# By name only: "indrnn" and the like are compiled as SRU is, these as LSTM and GRU are.
+MORE = ("peephole_lstm", "layer_norm_gru", "mgu", "slstm", "indrnn", "qrnn", "min_gru", "min_lstm")
 DTYPES = ("bfloat16", "float16", "float32")
 FAMILIES = ("resident_", "step_", "elementwise_")  # what our kernels' names begin with
 STEP_DTYPE = "bfloat16"  # of the second table
@@ -515,9 +517,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="also write both tables there")
     add(
         "--cells",
-        type=names_of(CELLS),
+        type=names_of(CELLS + MORE),
         default=list(CELLS),
-        help=f"of {', '.join(CELLS)} (default all)",
+        help=f"of {', '.join(CELLS)} (default these) and {', '.join(MORE)}",
     )
     add("--shapes", help="names of recurrence/shapes.py (default all GPU ones)")
     add(

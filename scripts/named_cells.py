@@ -2,10 +2,11 @@
 
 from typing import Any
 
-# Options of `jaxrnn.cells.lstm`; all other names are those of factories in `jaxrnn.cells`.
-LSTMS: dict[str, dict[str, Any]] = {
-    "layer_norm_lstm": {"layer_norm": True},
-    "peephole_lstm": {"peepholes": True},
+# Factory and options; all other names are those of factories in `jaxrnn.cells`.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "layer_norm_lstm": ("lstm", {"layer_norm": True}),
+    "layer_norm_gru": ("gru", {"layer_norm": True}),
+    "peephole_lstm": ("lstm", {"peepholes": True}),
 }
 
 
@@ -15,4 +16,5 @@ def named_cell(name: str, hidden: int) -> Any:
 
     if name == "projected_lstm":
         return cells.lstm(proj_size=max(1, hidden // 2))
-    return cells.lstm(**LSTMS[name]) if name in LSTMS else getattr(cells, name)()
+    factory, options = VARIANTS.get(name, (name, {}))
+    return getattr(cells, factory)(**options)

@@ -17,7 +17,7 @@ import oracles
 import oracles_elementwise as elementwise
 import oracles_gated as gated
 
-from jaxrnn import Cell, cells, recurrence
+from jaxrnn import Cell, Noise, cells, recurrence
 
 T, B, I, H = 7, 3, 3, 4  # noqa: E741  (the axis letters of the library)
 
@@ -87,19 +87,24 @@ RESETS = np.array(
     [[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1], [1, 0, 1], [0, 1, 0]], bool
 )
 
-# "state": whether an initial state is given; without it the cell's own is used.
+# "state": whether an initial state is given; without it the cell's own is used. "restart": whether
+# a state is given for resets. "zoneout": whether random values of the state are held.
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "lengths": {"lengths": LENGTHS, "state": True},
     "mask": {"mask": MASK, "state": True},
     "resets": {"resets": RESETS, "state": True},
     "mask_resets": {"mask": MASK, "resets": RESETS, "state": True},
+    "reset_state": {"mask": MASK, "resets": RESETS, "state": True, "restart": True},
+    "zoneout": {"mask": MASK, "resets": RESETS, "state": True, "zoneout": True},
     "reverse": {"reverse": True},
     "reverse_all": {
         "lengths": LENGTHS[[0, 2, 1]] + 1,
         "mask": MASK,
         "resets": RESETS,
         "state": True,
+        "restart": True,
+        "zoneout": True,
         "reverse": True,
     },
 }
@@ -179,6 +184,13 @@ def problem(name: str, feature: str = "plain", dtype: Any = np.float64, seed: in
     state, dfinal = (jax.tree.map(lambda a: draw(*a.shape), initial) for _ in range(2))
     state = state._replace(**{name: 1 + np.abs(getattr(state, name)) for name in row.divisors})
     options = dict(FEATURES[feature])
+    if options.pop("restart", False):
+        options["reset_state"] = jax.tree.map(lambda a: -a[::-1], state)
+        divisors = {name: 1 + np.abs(getattr(state, name)) for name in row.divisors}
+        options["reset_state"] = options["reset_state"]._replace(**divisors)
+    if options.pop("zoneout", False):
+        wide = [name for name in row.cell.state_names if getattr(state, name).shape == (B, H)]
+        options["noise"] = Noise(hold={name: rng.random((T, B, H)) < 0.3 for name in wide})
     if not options.pop("state", False):
         state = None
     return Problem(row, params, x, state, dy, dfinal, options)
@@ -205,7 +217,9 @@ def by_oracle(p: Problem):
     start = {name: np.zeros(a.shape) for name, a in p.dfinal._asdict().items()}
     start |= {name: np.full((B, H), value) for name, value in p.row.start.items()}
     state = start if p.state is None else p.state
-    options["restart"] = start
+    options["restart"] = options.pop("reset_state", start)
+    if "noise" in options:
+        options["hold"] = options.pop("noise").hold
     y, final = oracles.run(oracle, p.params, p.x, state, mask=mask, **options)
     d = oracles.gradients(oracle, p.params, p.x, state, p.dy, p.dfinal, mask=mask, **options)
     return y, final, d.params, d.x, None if p.state is None else d.state

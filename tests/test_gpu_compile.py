@@ -41,14 +41,14 @@ def wheels():
 COMPILE = """
 import json, sys
 import gpu_compile
-from jaxrnn import cells
 from jaxrnn.recurrence import shapes
+from scripts.named_cells import named_cell
 from tests import user_cells
 
 name, names, resets = sys.argv[1:]
-cell = user_cells.ALL[name] if name in user_cells.ALL else getattr(cells, name)()
 compiler = gpu_compile.Compiler("h200")
 for shape in map(shapes.named, names.split(",")):
+    cell = user_cells.ALL[name] if name in user_cells.ALL else named_cell(name, shape.H)
     report = gpu_compile.compile_layer(compiler, cell, shape, "bfloat16", resets == "resets")
     kernels = [kernel._asdict() for kernel in report.kernels]
     print(json.dumps({"kernels": kernels, "step": report.step._asdict()}))
@@ -104,6 +104,14 @@ def test_layer_norm_lstm(wheels):
     forward, backward = both_ways("step_layer_norm_lstm")
     matmuls = (f"{forward}_matmuls", f"{backward}_matmuls")
     check_kernels(report, forward, backward, *matmuls)
+    check_stepwise(report["step"], a_step=2.5)
+
+
+def test_projected_lstm(wheels):
+    """A step is two launches each way: one makes h of all programs' outputs, or its cotangent."""
+    report = reports("projected_lstm", ["tagger"])["tagger"]
+    forward, backward = both_ways("step_projected_lstm")
+    check_kernels(report, forward, backward, f"{forward}_projection", f"{backward}_of_h")
     check_stepwise(report["step"], a_step=2.5)
 
 

@@ -169,6 +169,20 @@ def test_a_reset_restores_the_state_that_is_given():
     assert_close(other[0], y)
 
 
+def test_a_stream_restarts_the_rows_that_are_reset():
+    layer = jaxrnn.LSTM(I, H, num_layers=2, rngs=nnx.Rngs(0))
+    x, resets = inputs(B, T, I), table.RESETS.T.astype(np.int32)
+    want, final = layer(x, resets=resets)
+    other = linen.LSTM(H, num_layers=2)
+    variables, state = {"params": layer.parameters()}, layer.initialize_state(B)
+    for t in range(T):
+        given = (x[:, t], state, resets[:, t])
+        y, state = layer.step(*given)
+        assert_close(y, want[:, t], size=T * H)
+        assert_close(other.apply(variables, *given, method="step")[0], y)
+    assert_close(state, final, size=T * H)
+
+
 # States after all steps.
 
 STATES = ["lstm", "gru", "sru", "qrnn_window", "min_gru"]

@@ -1,7 +1,7 @@
 """Noise inside the loop and around it: what it computes, its gradient, and what it draws.
 
-The masks that a layer draws are fed to the oracles: zoneout is part of their loop; a mask of ``h``
-before ``h @ r`` is, row by row, another matrix ``r``; dropped updates have an equation here.
+Zoneout with given masks is in the table. A mask of ``h`` before ``h @ r`` is, row by row, another
+matrix ``r`` for the oracles; dropped updates have an equation here.
 """
 
 import functools
@@ -56,22 +56,6 @@ def by_oracle(problem, state, mask, **options):
 
 
 # Zoneout.
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", ["lstm", "gru", "sru"])
-def test_zoneout_is_the_oracles(name, how):
-    """With masks and resets."""
-    problem = table.problem(name, "mask_resets", np.float32)
-    hold = {field: bits(j, T, B, H) for j, field in enumerate(problem.row.cell.state_names)}
-    noise = Noise(hold=jax.tree.map(jnp.asarray, hold))
-    options = {"resets": table.RESETS, "hold": hold}
-    want = by_oracle(problem, problem.state, table.MASK, **options)
-    assert_close(by_library(problem, how, noise=noise), want, size=T * H)
-
-
-def test_zoneout_of_a_cell_with_a_step_of_its_own():
-    test_zoneout_is_the_oracles("gru_reset_before", "chunk")
 
 
 def test_zoneout_takes_the_mean_in_evaluation():

@@ -172,8 +172,9 @@ def run_rows(
         x, mask, resets, noise = columns
         x_pre = cell.project_inputs(params, x)
         if noise:
-            columns = [x_pre, *(a[:, :, None].astype(dtype) for a in noise.values())]
-            x_pre = jnp.concatenate(columns, axis=2)
+            # By name: a dict comes out of a tree in another order.
+            drawn = [noise[name][:, :, None] for name in cell.x_gates if name in noise]
+            x_pre = jnp.concatenate([x_pre, *(a.astype(dtype) for a in drawn)], axis=2)
         inputs = Inputs(weights, x_pre, state, restart, mask, resets, h_scale)
         if implementation == "associative":
             done: Any = associative.forward(loop, inputs)

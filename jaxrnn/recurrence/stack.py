@@ -214,16 +214,25 @@ class Stack(NamedTuple):
         return (y, final, states) if return_states else (y, final)
 
     def step(
-        self, params: dict[str, dict[str, Params]], x: Array, state: tuple[Any, ...]
+        self,
+        params: dict[str, dict[str, Params]],
+        x: Array,
+        state: tuple[Any, ...],
+        resets: ArrayLike | None = None,
     ) -> tuple[Array, tuple[Any, ...]]:
-        """One step as in evaluation: ``x [B, I] -> [B, S]`` and the next state."""
+        """One step as in evaluation: ``x [B, I] -> [B, S]`` and the next state.
+
+        ``resets [B]`` puts rows back to the initial state before the step.
+        """
         if self.bidirectional:
             raise ValueError(
                 "a bidirectional layer cannot stream: its backward direction starts at the end "
                 "of the sequence; give it the whole sequence at once"
             )
         self._check_state("state", state)
-        y, state, _ = self._run(params, Given(x[None], state=state), False, None)
+        resets = None if resets is None else jnp.asarray(resets)[None]
+        given = Given(x[None], resets=resets, state=state)
+        y, state, _ = self._run(params, given, False, None)
         return y[0], state
 
     def _run(
