@@ -280,6 +280,16 @@ def features(repeats: int) -> dict[str, Any]:
     return found
 
 
+def packing() -> list[dict[str, Any]]:
+    """Measure packing and bucketing beside padding, and print it."""
+    from scripts import bench_packing
+
+    print("\nTraining on sequences of 17 to 893 steps: python scripts/bench_packing.py --rounds 3")
+    found = bench_packing.compare(bench_packing.FULL, rounds=3)
+    bench_packing.table(found)
+    return found
+
+
 def table(results: list[dict[str, Any]]) -> None:
     """Print the results; ratios above 1 mean that ours is faster."""
     header = ["cell", "shape", "B,T,I,H", "pass", "jaxrnn ms", "flax ms", "torch ms"]
@@ -345,7 +355,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--features",
         action="store_true",
-        help="instead, what each feature costs beside the plain LSTM, B32 T128 I256 H256",
+        help="instead, what each feature costs beside the plain LSTM, B32 T128 I256 H256, and "
+        "packing beside padding; some six minutes",
     )
     parser.add_argument("--json", type=Path, help="also write machine, medians and ratios here")
     options = parser.parse_args(argv)
@@ -378,6 +389,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"the machine is busy (load {load:.1f}): ratios will be off", file=sys.stderr)
     if options.features:
         report["features"] = features(options.repeats)
+        report["packing"] = packing()
     report["results"] = []
     for cell in [] if options.features else options.cells:
         for shape in chosen or shapes.CPU:

@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `tests`
 
-import bench
 import numpy as np
+
+from scripts import bench
 
 # A gradient is summed over some 30,000 steps of a batch: small enough for the weights to stay.
 LEARNING_RATE = 1e-6

@@ -161,6 +161,39 @@ def test_padding_does_not_reach_a_row(kind, oracle):
             assert_close(got, final, size=8 * H)
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_gradients_of_masked_layers(bidirectional):
+    """Two layers, holes, resets, an empty row: all gradients are the oracles'."""
+    oracle = oracles.gru()
+    apply, params, layer = make("GRU", num_layers=2, bidirectional=bidirectional)
+    x, rng = inputs(B, T, I), np.random.default_rng(1)
+    mask, resets = rng.random((B, T)) < 0.7, rng.random((B, T)) < 0.3
+    mask[1] = False
+    start = jax.tree.map(lambda a: inputs(*a.shape, seed=2), layer.initialize_state(B))
+
+    @jax.jit
+    def gradients(params, x, start):
+        results, pull = jax.vjp(lambda *a: apply(*a, mask=mask, resets=resets), params, x, start)
+        cotangents = jax.tree.map(lambda a: jnp.cos(jnp.arange(a.size)).reshape(a.shape), results)
+        return cotangents, pull(cotangents)
+
+    (dy, dfinal), got = gradients(params, x, start)
+    want = oracles.gradients_layers(
+        oracle,
+        layer.parameters(),
+        np.swapaxes(x, 0, 1),
+        start,
+        np.swapaxes(dy, 0, 1),
+        dfinal,
+        mask=mask.T,
+        resets=resets.T,
+    )
+    named = {f"layer_{k}": jaxrnn.nnx.as_arrays(got[0][f"layer_{k}"]) for k in range(2)}
+    assert_close(named, want.params, size=2 * T * H)
+    assert_close(got[1], np.swapaxes(want.x, 0, 1), size=2 * T * H)
+    assert_close(got[2], want.state, size=2 * T * H)
+
+
 # Dropout: case C11.
 
 
@@ -291,14 +324,19 @@ def test_a_sequence_may_come_in_pieces(name):
     params, stack, x = layer.parameters(), layer.stack, inputs(B, T, I)
     traced = []
 
-    def whole(params, x, state):
-        return stack.apply(params, x, state)
+    lengths = np.array([T, 2])
+
+    def whole(params, x, state, lengths=None):
+        return stack.apply(params, x, state, lengths=lengths)
 
     @jax.jit
     def at_once_and_in_two(params, x, state):
         first, between = whole(params, x[:, :3], state)
         second, end = whole(params, x[:, 3:], between)
-        return whole(params, x, state), (jnp.concatenate([first, second], axis=1), end)
+        some, after = whole(params, x[:, :3], state, np.minimum(lengths, 3))
+        rest, last = whole(params, x[:, 3:], after, np.maximum(lengths - 3, 0))
+        masked = whole(params, x, state, lengths), (jnp.concatenate([some, rest], axis=1), last)
+        return whole(params, x, state), (jnp.concatenate([first, second], axis=1), end), masked
 
     @jax.jit
     def step(params, x, state):
@@ -306,12 +344,13 @@ def test_a_sequence_may_come_in_pieces(name):
         return stack.step(params, x, state)
 
     start = layer.initialize_state(B)
-    want, in_two = at_once_and_in_two(params, x, start)
+    want, in_two, (masked, masked_in_two) = at_once_and_in_two(params, x, start)
     outputs, state = [], start
     for t in range(T):
         y, state = step(params, x[:, t], state)
         outputs.append(y)
     assert_close(in_two, want, size=T * H)
+    assert_close(masked_in_two, masked, size=T * H)
     assert_close((np.stack(outputs, axis=1), state), want, size=T * H)
     assert len(traced) == 1
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrnn._typing import Array, DTypeLike, Initializer, Key, Params
 from jaxrnn.cells import initializers
 from jaxrnn.cells.base import Cell, LoopWeights, affine_inputs, kept_update, per_gate
-from jaxrnn.cells.normalization import layer_norm, normalized_inputs, share_of, shares
+from jaxrnn.cells.normalization import centered, mean_by_shares, normalized_inputs, scaled, shares
 
 H_GATES = ("hr", "hz", "hn")
 
@@ -32,9 +32,9 @@ def gru_gates(pre, state, vectors):
 
 
 def layer_norm_gru_gates(pre, state, vectors):
-    """The GRU's, of ``x_pre`` and ``LN(R h)``."""
-    share = share_of(vectors)
-    hr, hz, hn = (layer_norm(pre[name], vectors[name], share) for name in H_GATES)
+    """The GRU's, of ``x_pre`` and ``LN(R h)``; ``R h`` has a mean of 0."""
+    mean = mean_by_shares(vectors)
+    hr, hz, hn = (scaled(pre[name], vectors[name], mean) for name in H_GATES)
     r, z = jax.nn.sigmoid(pre["r"] + hr), jax.nn.sigmoid(pre["z"] + hz)
     return gru_gates(pre | {"r": r, "z": z, "hn": hn}, state, vectors)
 
@@ -113,7 +113,8 @@ def gru(
         if layer_norm:
             vectors |= zip(H_GATES, params["gain_h"], strict=True)
             vectors["share"] = shares(params["gain_h"])
-        return LoopWeights(r=params["r"], vectors=vectors)
+        r = centered(params["r"]) if layer_norm else params["r"]
+        return LoopWeights(r=r, vectors=vectors)
 
     cell = Cell(
         name="gru" if reset_after else "gru (reset before)",

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxrnn._typing import Array, DTypeLike, Initializer, Key, Params
 from jaxrnn.cells import initializers
 from jaxrnn.cells.base import Cell, LoopWeights, affine_inputs, kept_update, per_gate
-from jaxrnn.cells.normalization import layer_norm as normalized
-from jaxrnn.cells.normalization import normalized_inputs, share_of, shares
+from jaxrnn.cells.normalization import centered, mean_by_shares, normalized_inputs, scaled, shares
+from jaxrnn.cells.normalization import layer_norm as normed
 
 GATES = ("i", "f", "g", "o")
 
@@ -40,15 +40,15 @@ def lstm_gates(pre, state, vectors, *, cell_clip=None):
         c = jnp.clip(c, -cell_clip, cell_clip)
     content = c
     if "gain_c" in vectors:
-        content = normalized(c, vectors["gain_c"], share_of(vectors)) + vectors["b_c"]
+        content = normed(c, vectors["gain_c"], mean_by_shares(vectors)) + vectors["b_c"]
     return gate("o", c) * jnp.tanh(content), {"c": c}
 
 
 def layer_norm_lstm_gates(pre, state, vectors, **options):
-    """The LSTM's, of ``x_pre + LN(R h)``."""
-    share, active = share_of(vectors), dict(pre)
+    """The LSTM's, of ``x_pre + LN(R h)``; ``R h`` has a mean of 0."""
+    mean, active = mean_by_shares(vectors), dict(pre)
     for name in (name for name in GATES if name in pre):
-        gate = pre[name] + normalized(pre[f"h{name}"], vectors[f"gain_{name}"], share)
+        gate = pre[name] + scaled(pre[f"h{name}"], vectors[f"gain_{name}"], mean)
         activation = jnp.tanh if name == "g" else jax.nn.sigmoid
         active[name] = gate if f"v_{name}" in vectors else activation(gate)
     return lstm_gates(active, state, vectors, **options)
@@ -137,7 +137,8 @@ def lstm(
             vectors |= {f"gain_{name}": gain for name, gain in gains}
             vectors |= {name: params[name] for name in ("gain_c", "b_c")}
             vectors["share"] = shares(params["b_c"])
-        return LoopWeights(r=params["r"], p=params.get("p"), vectors=vectors)
+        r = centered(params["r"]) if layer_norm else params["r"]
+        return LoopWeights(r=r, p=params.get("p"), vectors=vectors)
 
     kinds = {
         "projected": proj_size is not None,

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jaxrnn._typing import Array, DTypeLike, Initializer, Key, Params
 from jaxrnn.cells import initializers
 from jaxrnn.cells.base import Cell, LoopWeights, full_precision, per_gate, project
-from jaxrnn.cells.normalization import layer_norm as normalized
-from jaxrnn.cells.normalization import shares
+from jaxrnn.cells.normalization import normalized
 
 
 class SRUState(NamedTuple):
@@ -132,7 +131,7 @@ def sru(
 
     def matmul_input(params: Params, x: Array) -> Array:
         if layer_norm:
-            x = normalized(x, params["gain_x"], shares(x)).astype(x.dtype) + params["b_x"]
+            x = normalized(x, params["gain_x"], params["b_x"])
         if proj_size is None:
             return x
         w_proj = params["w_proj"]

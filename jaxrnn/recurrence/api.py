@@ -193,7 +193,9 @@ def run_rows(
         chunk = max(1, steps)
     else:
         weight_bytes = sum(p.nbytes for p in jax.tree.leaves(params))
-        x_pre_bytes = x_pre.size * x_pre.dtype.itemsize
-        chunk = chunks.that_stays_in_cache(steps, x_pre_bytes, weight_bytes)
+        # A gate without a column of x_pre takes as much room as one with.
+        gates = len(set(cell.x_gates + cell.h_gates)) / len(cell.x_gates)
+        gate_bytes = int(gates * x_pre.size * x_pre.dtype.itemsize)
+        chunk = chunks.that_stays_in_cache(steps, gate_bytes, weight_bytes)
     state, (y, states) = chunks.scan(piece, state, (x, mask, resets, noise), chunk, reverse=reverse)
     return y, state, states

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxrnn._typing import Array, ArrayLike, DTypeLike, Key, Params
 from jaxrnn.cells import initializers, sru
 from jaxrnn.cells.base import full_precision
-from jaxrnn.cells.normalization import layer_norm, shares
+from jaxrnn.cells.normalization import normalized
 from jaxrnn.cells.sru import SRUState, columns, highway_scale, uniform_unit_variance
 from jaxrnn.recurrence import checks, sequence, xla
 from jaxrnn.recurrence.api import Remat, recurrence
@@ -171,7 +171,9 @@ class SRUPlusPlusLayer(NamedTuple):
         q = matmul(x, params["w_q"]).swapaxes(0, 1)
         seen = jnp.concatenate([start.memory, q], axis=1)
         attended = self._attend(params, q, seen, places.visible(start.known))
-        z = normalized(params, q + params["alpha"] * attended).swapaxes(0, 1)
+        z = normalized(q + params["alpha"] * attended, params["gain"], params["b_norm"]).swapaxes(
+            0, 1
+        )
         alpha = highway_scale(self.highway_bias, self.rescale)
         x_pre = columns(params, z, x, alpha)
         y, sru_state = recurrence(
@@ -255,9 +257,3 @@ class Places(NamedTuple):
 def matmul(a: Array, b: Array) -> Array:
     """``a @ b`` in their dtype."""
     return jnp.matmul(a, b, precision=full_precision(b.dtype))
-
-
-def normalized(params: Params, a: Array) -> Array:
-    """Layer normalization with gain and bias, in float32 inside."""
-    wide = a.astype(xla.accumulator(a.dtype))
-    return layer_norm(wide, params["gain"], shares(a)).astype(a.dtype) + params["b_norm"]

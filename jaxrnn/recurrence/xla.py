@@ -171,7 +171,11 @@ def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Outputs,
     """
     cell, weights, x_pre = loop.cell, inputs.weights, inputs.x_pre
     dtype = x_pre.dtype
-    save_gates = save and loop.keep == "gates"
+    save_gates = save and loop.keep == "gates" and cell.step is None
+    x_columns = split_gates(cell.x_gates, x_pre)
+    # What the gates see as it is: there is no need to write it down again.
+    others = cell.h_gates + cell.sigmoid_gates + cell.tanh_gates
+    as_given = {name: column for name, column in x_columns.items() if name not in others}
 
     def step(state, columns):
         x, mask, reset = columns
@@ -190,14 +194,17 @@ def forward(loop: Loop, inputs: Inputs, *, save: bool = False) -> tuple[Outputs,
         new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, state)
         y = output.astype(dtype)
         y = select(mask, y, jnp.zeros_like(y))
-        stored = jax.tree.map(lambda a: a.astype(dtype), gates) if save_gates else None
+        stored = None
+        if save_gates and gates is not None:
+            stored = {n: a.astype(dtype) for n, a in gates.items() if n not in as_given}
         new = select(mask, new, state)
         shown = jax.tree.map(lambda a: a.astype(dtype), new) if loop.states else None
         return new, (y, shown, start if save else None, stored)
 
-    columns = (split_gates(cell.x_gates, x_pre), inputs.mask, inputs.resets)
-    final, (y, states, start, gates) = lax.scan(step, inputs.state, columns, reverse=loop.reverse)
+    columns = (x_columns, inputs.mask, inputs.resets)
+    final, (y, states, start, stored) = lax.scan(step, inputs.state, columns, reverse=loop.reverse)
     kept = inputs._replace(x_pre=None if save_gates else x_pre, state=None)
+    gates = None if stored is None else stored | as_given
     return Outputs(y, final, states), Saved(kept, start, gates) if save else None
 
 
