@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 from tolerance import assert_close
 
-from jaxrnn.models import LanguageModel, softmax, weighted_nll
+from jaxrnn.models import LanguageModel, language_model, softmax, weighted_nll
+from jaxrnn.train import config
 
 VOCABULARY, STEPS, BATCH = 61, 5, 3
 MODELS = {
@@ -175,10 +176,37 @@ def test_dropout_draws_from_the_key_of_the_call():
 
 
 @pytest.mark.parametrize(
+    "option", ["dropout_words", "dropout_recurrent", "dropout_weights", "zoneout", "variational"]
+)
+def test_each_regularization_acts_in_training_alone(option):
+    base = {"dropout_embedding": 0.5} if option == "variational" else {}
+    on = base | {option: True if option == "variational" else 0.5}
+    inputs, targets = tokens()
+
+    def losses(options):
+        model = nnx.merge(*build(softmax="full", **options))
+        rngs = nnx.Rngs(dropout=0)
+        train = model.loss(inputs, targets, deterministic=False, rngs=rngs)[0]
+        return train, model.loss(inputs, targets, deterministic=True)[0]
+
+    (train, evaluation), (plain_train, plain) = losses(on), losses(base)
+    assert train != plain_train
+    assert (evaluation == plain) == (option != "zoneout")  # which takes the mean
+
+
+def test_the_trainer_knows_the_cells():
+    assert language_model.CELLS.keys() == set(config.CELLS)
+    inputs, targets = tokens()
+    for name in language_model.CELLS:
+        model = nnx.merge(*build(cell=name, softmax="full"))
+        assert jnp.isfinite(model.loss(inputs, targets, deterministic=True)[0])
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"softmax": "sampled"}, 'softmax should be "adaptive" or "full"'),
-        ({"cell": "lstn"}, "cell should be one of elman, gru, lstm, sru, got 'lstn'"),
+        ({"cell": "lstn"}, "cell should be one of elman, gru, .*, sru, got 'lstn'"),
         ({"cutoffs": (40, 20)}, "cutoffs should be rising"),
         ({"div_value": 0.5}, "div_value should be at least 1"),
         ({"dropout_output": 1.5}, "dropout_output should be between 0 and 1"),

@@ -66,7 +66,7 @@ def test_overrides_are_typed():
         ("--config.run.learning_rate=3", "did you mean 'optimizer.learning_rate'"),
         ("--config.run.steps=ten", "run.steps should be of type int, got 'ten'"),
         ("--config.run.tensorboard=maybe", "run.tensorboard should be of type bool"),
-        ("--config.model.cell=lstmm", "should be one of 'elman', 'lstm', 'gru', 'sru'"),
+        ("--config.model.cell=lstmm", "should be one of 'elman', 'gru', 'indrnn', 'lstm'"),
         ("--config.data.bptt=0", "data.bptt should be at least 1, got 0"),
         ("--steps=3", "steps"),
         ("steps", "'steps' is no option"),

@@ -12,12 +12,18 @@ from jaxrnn.cells.base import Cell
 from jaxrnn.models.softmax import Softmax, WordVectors
 from jaxrnn.nnx import RNN
 from jaxrnn.recurrence.api import Remat
-from jaxrnn.regularization import dropout
+from jaxrnn.regularization import dropout, embedding_dropout
 
-CELLS: dict[str, Callable[[], Cell]] = {
+CELLS: dict[str, Callable[..., Cell]] = {
     "elman": cells.elman,
     "gru": cells.gru,
+    "indrnn": cells.indrnn,
     "lstm": cells.lstm,
+    "mgu": cells.mgu,
+    "min_gru": cells.min_gru,
+    "min_lstm": cells.min_lstm,
+    "qrnn": cells.qrnn,
+    "slstm": cells.slstm,
     "sru": cells.sru,
 }
 
@@ -25,18 +31,24 @@ CELLS: dict[str, Callable[[], Cell]] = {
 class LanguageModel(nnx.Module):
     """Embedding, a stack of recurrent layers, and a softmax over the vocabulary.
 
-    Dropout as in Zaremba et al. (2014), arXiv:1409.2329: never on the recurrent connection. Tied
-    embedding and softmax as in Press & Wolf (2017), arXiv:1608.05859. Arrays are time-major.
+    Dropout as in Zaremba et al. (2014), arXiv:1409.2329, or, of the recurrent part and of words, as
+    in Merity et al. (2017), arXiv:1708.02182. Tied embedding and softmax as in Press & Wolf (2017),
+    arXiv:1608.05859. Arrays are time-major.
 
     Args:
         vocabulary_size: V; word ids are to be sorted by falling frequency for "adaptive".
-        cell: "elman", "gru", "lstm", "sru", or a `jaxrnn.Cell`.
+        cell: a name of `CELLS`, or a `jaxrnn.Cell`.
         embed_features: E.
         hidden_features: H; where it is not E, a tied model projects the last output to E.
         num_layers: recurrent layers.
         dropout_embedding: dropout rate on the embedding.
         dropout_layers: dropout rate between recurrent layers.
         dropout_output: dropout rate on the last layer's output.
+        dropout_words: rate at which whole words are dropped from the embedding.
+        dropout_recurrent: rate on ``h`` before the recurrent matmul.
+        dropout_weights: rate on the entries of the recurrent matrix.
+        zoneout: rate at which values of the state stay as they were.
+        variational: the dropout of embedding, layers and output has one mask for all steps.
         tied: the softmax uses the embedding.
         softmax: "adaptive" or "full".
         cutoffs: first word id of each group of rare words, for the adaptive softmax (and, where
@@ -63,6 +75,11 @@ class LanguageModel(nnx.Module):
         dropout_embedding: float = 0.0,
         dropout_layers: float = 0.0,
         dropout_output: float = 0.0,
+        dropout_words: float = 0.0,
+        dropout_recurrent: float = 0.0,
+        dropout_weights: float = 0.0,
+        zoneout: float = 0.0,
+        variational: bool = False,
         tied: bool = True,
         softmax: Literal["adaptive", "full"] = "adaptive",
         cutoffs: Sequence[int] = (2000, 10000),
@@ -77,12 +94,16 @@ class LanguageModel(nnx.Module):
             if cell not in CELLS:
                 raise ValueError(f"cell should be one of {', '.join(CELLS)}, got {cell!r}")
             cell = CELLS[cell]()
-        for name, rate in (("embedding", dropout_embedding), ("output", dropout_output)):
-            if not 0 <= rate <= 1:
-                raise ValueError(f"dropout_{name} should be between 0 and 1, got {rate}")
-        self.dtype = dtype or param_dtype
+        self.dropout_words = dropout_words
         self.dropout_embedding = dropout_embedding
         self.dropout_output = dropout_output
+        for name in ("words", "embedding", "output"):
+            rate = getattr(self, f"dropout_{name}")
+            if not 0 <= rate <= 1:
+                raise ValueError(f"dropout_{name} should be between 0 and 1, got {rate}")
+        self.vocabulary_size = vocabulary_size
+        self.variational = variational
+        self.dtype = dtype or param_dtype
         if softmax not in ("adaptive", "full"):
             raise ValueError(f'softmax should be "adaptive" or "full", got {softmax!r}')
         kept: dict[str, Any] = {"param_dtype": param_dtype, "rngs": rngs}
@@ -98,6 +119,10 @@ class LanguageModel(nnx.Module):
             hidden_features,
             num_layers=num_layers,
             dropout=dropout_layers,
+            recurrent_dropout=dropout_recurrent,
+            weight_dropout=dropout_weights,
+            zoneout=zoneout,
+            variational=variational,
             time_major=True,
             dtype=self.dtype,
             implementation=implementation,
@@ -141,11 +166,15 @@ class LanguageModel(nnx.Module):
         """
         active = not deterministic
         x = self.embedding.embed(inputs, self.dtype)
+        if active and self.dropout_words > 0:
+            key = dropout_key(rngs)
+            x = embedding_dropout(key, self.dropout_words, inputs, x, self.vocabulary_size)
         if active and self.dropout_embedding > 0:
-            x = dropout(dropout_key(rngs), self.dropout_embedding, x)
+            key = dropout_key(rngs)
+            x = dropout(key, self.dropout_embedding, x, per_row=self.variational)
         x, final = self.rnn(x, state, lengths=lengths, deterministic=deterministic, rngs=rngs)
         if active and self.dropout_output > 0:
-            x = dropout(dropout_key(rngs), self.dropout_output, x)
+            x = dropout(dropout_key(rngs), self.dropout_output, x, per_row=self.variational)
         if self.projection is not None:
             x = x @ self.projection[...].astype(x.dtype)
         return x, final

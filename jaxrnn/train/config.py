@@ -14,6 +14,21 @@ from jaxrnn.train.errors import UserError
 Config: TypeAlias = Any
 
 
+# Those of `jaxrnn.models.language_model`, which would bring JAX along.
+CELLS = (
+    "elman",
+    "gru",
+    "indrnn",
+    "lstm",
+    "mgu",
+    "min_gru",
+    "min_lstm",
+    "qrnn",
+    "slstm",
+    "sru",
+)
+
+
 class Option(NamedTuple):
     """One option: its default (which fixes its type), what it means, and which values it takes."""
 
@@ -34,13 +49,18 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "eval_batch_size": Option(16, "lanes of the validation and test text", least=1),
     },
     "model": {
-        "cell": Option("lstm", "the recurrent cell", choices=("elman", "lstm", "gru", "sru")),
+        "cell": Option("lstm", "the recurrent cell", choices=CELLS),
         "embed_features": Option(256, "size of a word's embedding", least=1),
         "hidden_features": Option(256, "size of a layer's output", least=1),
         "num_layers": Option(1, "recurrent layers", least=1),
         "dropout_embedding": Option(0.0, "dropout on the embedding", least=0),
         "dropout_layers": Option(0.0, "dropout between layers", least=0),
         "dropout_output": Option(0.0, "dropout on the last layer's output", least=0),
+        "dropout_words": Option(0.0, "dropout of whole words", least=0),
+        "dropout_recurrent": Option(0.0, "dropout on h before the recurrent matmul", least=0),
+        "dropout_weights": Option(0.0, "dropout on the recurrent matrix", least=0),
+        "zoneout": Option(0.0, "rate at which values of the state stay as they were", least=0),
+        "variational": Option(False, "embedding, layers, output: one mask for all steps"),
         "tied": Option(True, "the output layer uses the embedding's weights"),
         "softmax": Option("adaptive", "the loss, exact either way", choices=("adaptive", "full")),
         "cutoffs": Option((2000, 10000), "word ids at which the adaptive softmax is cut"),
