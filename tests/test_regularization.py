@@ -5,6 +5,7 @@ matrix ``r`` for the oracles; dropped updates have an equation here.
 """
 
 import functools
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import pytest
 import table
 import user_cells
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from table import B, H, T
 from tolerance import assert_close
 
@@ -369,3 +371,53 @@ def test_noise_that_does_not_fit_is_refused():
     projected = Stack(cells.lstm(proj_size=2), zoneout=(0.1, 0.1))
     with pytest.raises(ValueError, match="zoneout of 'h' needs"):
         projected.apply(projected.init_params(KEY, 3, H, jnp.float32), problem.x, None, key=KEY)
+
+
+# Plain transforms of jax.
+
+
+@pytest.mark.parametrize("how", [{}, {"remat": "chunk"}, {"implementation": "pallas"}])
+@pytest.mark.parametrize("cell", [cells.lstm(proj_size=3), cells.gru()], ids=["projected", "gru"])
+def test_noise_under_vmap(cell, how):
+    """One mask for each member of the axis that is mapped over."""
+    params = cell.init_params(KEY, H, H, jnp.float32)
+    xs = jax.random.normal(KEY, (2, T, B, H))
+    state = jax.eval_shape(lambda: cell.init_state(params, B, jnp.float32))
+    last = cell.state_names[-1]
+    holds, scales = bits(0, 2, T, B, H), 2.0 * bits(1, 2, *state.h.shape)
+
+    def loss(params, x, hold, scale):
+        noise = Noise(h_scale=jnp.float32(scale), hold={last: hold})
+        parts = recurrence(cell, params, x, resets=table.RESETS, noise=noise, **how)
+        return sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves(parts))
+
+    gradients = jax.value_and_grad(loss, (0, 1))
+    with targets.compiling_for("interpreter") if "implementation" in how else nullcontext():
+        got = jax.vmap(gradients, (None, 0, 0, 0))(params, xs, holds, scales)
+    how = {}
+    for k in range(2):
+        want = gradients(params, xs[k], holds[k], scales[k])
+        assert_close(jax.tree.map(lambda a, k=k: a[k], got), want, size=T * H)
+
+
+def test_noise_on_a_sharded_batch_is_not_gathered():
+    """Each device has its rows of the masks."""
+    cell = cells.lstm()
+    params = cell.init_params(KEY, H, H, jnp.float32)
+    x, hold, scale = jnp.ones((T, 8, H)), bits(0, T, 8, H), 2.0 * bits(1, 8, H)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+
+    def loss(params, x, hold, scale):
+        noise = Noise(h_scale=scale, hold={"c": hold})
+        y, _ = recurrence(cell, params, x, noise=noise, remat="gates")
+        return (y**2).sum()
+
+    gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+    arrays = (x, jnp.asarray(hold), jnp.float32(scale))
+    specs = [PartitionSpec(None, "data"), PartitionSpec(None, "data"), PartitionSpec("data")]
+    shards = [
+        jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(arrays, specs, strict=True)
+    ]
+    compiled = gradients.lower(params, *shards).compile()
+    assert_close(compiled(params, *shards), gradients(params, *arrays), size=T * 8 * H)
+    assert "all-gather" not in compiled.as_text()

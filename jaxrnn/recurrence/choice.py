@@ -14,8 +14,8 @@ Implementation = Literal["xla", "pallas", "associative"]
 
 # How far each family of kernels has been checked; `scripts/gpu_check.py` is what is missing.
 VERIFIED = (
-    "equal to the scan in Pallas' interpreter, values and gradients; compiled for A100 and H200, "
-    "in half precision without spilled registers; never run on a GPU"
+    "equal to the scan in Pallas' interpreter, values and gradients; compiled for A100 and H200 "
+    "without spilled registers; never run on a GPU"
 )
 
 
