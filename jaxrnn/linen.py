@@ -299,9 +299,11 @@ class SRUPlusPlus(nn.Module):
         flags = {"lengths": lengths, "mask": mask, "resets": resets}
         return self.layer.apply(self._parameters(x), x, state, **flags)
 
-    def step(self, x: Array, state: SRUPlusPlusState) -> tuple[Array, SRUPlusPlusState]:
-        """One step of a stream: ``x [B, I] -> y [B, H]`` and the next state."""
-        return self.layer.step(self._parameters(x), x, state)
+    def step(
+        self, x: Array, state: SRUPlusPlusState, resets: ArrayLike | None = None
+    ) -> tuple[Array, SRUPlusPlusState]:
+        """One step of a stream: ``x [B, I] -> y [B, H]`` and the next state; ``resets [B]``."""
+        return self.layer.step(self._parameters(x), x, state, resets)
 
     def initialize_state(self, batch: int) -> SRUPlusPlusState:
         """The state that a sequence starts from; as an ``nn.apply`` method, like `Layers`'."""

@@ -221,7 +221,7 @@ class RNN(nnx.Module):
             ValueError: for shapes that do not fit.
             TypeError: for integer inputs.
         """
-        self._check_features(x)
+        check_features(x, self.in_features)
         return self.stack.apply(
             self.parameters(),
             x,
@@ -247,7 +247,7 @@ class RNN(nnx.Module):
         Returns:
             ``[B, S]`` and the next state.
         """
-        self._check_features(x)
+        check_features(x, self.in_features)
         return self.stack.step(self.parameters(), x, state, resets)
 
     def initialize_state(self, batch: int) -> tuple[Any, ...]:
@@ -284,14 +284,6 @@ class RNN(nnx.Module):
         cast = jax.tree.map(lambda a, b: jnp.array(b, a.dtype), self.parameters(), params)
         nnx.update(self, cast)
 
-    def _check_features(self, x: Array) -> None:
-        checks.floating(x)
-        if jnp.shape(x)[-1:] != (self.in_features,):
-            raise ValueError(
-                f"the last axis of x should be in_features = {self.in_features}, "
-                f"got shape {jnp.shape(x)}"
-            )
-
     def _dropout_key(self, deterministic: bool | None, rngs: nnx.Rngs | None) -> Array | None:
         if deterministic is None:
             deterministic = self.deterministic
@@ -301,6 +293,15 @@ class RNN(nnx.Module):
         if rngs is None:
             raise ValueError("dropout needs random numbers: pass rngs=nnx.Rngs(dropout=key)")
         return rngs.dropout()
+
+
+def check_features(x: Array, in_features: int) -> None:
+    """Refuses inputs that are no features, or not as many as the layer has weights for."""
+    checks.floating(x)
+    if jnp.shape(x)[-1:] != (in_features,):
+        raise ValueError(
+            f"the last axis of x should be in_features = {in_features}, got shape {jnp.shape(x)}"
+        )
 
 
 def as_modules(tree: Any) -> Any:
@@ -456,12 +457,16 @@ class SRUPlusPlus(nnx.Module):
         resets: ArrayLike | None = None,
     ) -> tuple[Array, SRUPlusPlusState]:
         """Runs the layer; arguments and results as of `RNN`, with one state instead of a tuple."""
+        check_features(x, self.in_features)
         flags = {"lengths": lengths, "mask": mask, "resets": resets}
         return self.layer.apply(as_arrays(self.weights), x, state, **flags)
 
-    def step(self, x: Array, state: SRUPlusPlusState) -> tuple[Array, SRUPlusPlusState]:
-        """One step of a stream: ``x [B, I] -> y [B, H]`` and the next state."""
-        return self.layer.step(as_arrays(self.weights), x, state)
+    def step(
+        self, x: Array, state: SRUPlusPlusState, resets: ArrayLike | None = None
+    ) -> tuple[Array, SRUPlusPlusState]:
+        """One step of a stream: ``x [B, I] -> y [B, H]`` and the next state; ``resets [B]``."""
+        check_features(x, self.in_features)
+        return self.layer.step(as_arrays(self.weights), x, state, resets)
 
     def initialize_state(self, batch: int) -> SRUPlusPlusState:
         """The state that a sequence starts from."""

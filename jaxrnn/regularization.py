@@ -79,7 +79,8 @@ def temporal_activation_penalty(
     if resets is not None:
         follows = resets[1:] == 0
         pairs = follows if pairs is None else pairs & follows
-    return _mean_square(y[1:].astype(jnp.float32) - y[:-1], pairs)
+    y = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+    return _mean_square(y[1:] - y[:-1], pairs)
 
 
 def _mean_square(a: Array, counts: Array | None) -> Array:

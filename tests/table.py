@@ -189,7 +189,7 @@ def problem(name: str, feature: str = "plain", dtype: Any = np.float64, seed: in
         divisors = {name: 1 + np.abs(getattr(state, name)) for name in row.divisors}
         options["reset_state"] = options["reset_state"]._replace(**divisors)
     if options.pop("zoneout", False):
-        wide = [name for name in row.cell.state_names if getattr(state, name).shape == (B, H)]
+        wide = [name for name in row.cell.holds if getattr(state, name).shape == (B, H)]
         options["noise"] = Noise(hold={name: rng.random((T, B, H)) < 0.3 for name in wide})
     if not options.pop("state", False):
         state = None

@@ -182,3 +182,22 @@ def test_what_does_not_fit_is_named():
     y, state = without(inputs(B, T, I))
     assert y.shape == (B, T, H)
     assert state.memory.shape == (B, 0, D)
+
+
+def test_what_runs_is_told():
+    layer = jaxrnn.SRUPlusPlus(I, H, D, memory=M, rngs=nnx.Rngs(0))
+    assert jaxrnn.explain(layer, gpu="h200").family == "elementwise"
+    with pytest.raises(ValueError, match="in_features = 3"):
+        layer(inputs(B, T, I + 1))
+    with pytest.raises(ValueError, match=r"x should be \[B, T, I\]"):
+        layer(inputs(T, I))
+
+
+def test_a_stream_that_is_reset():
+    layer = jaxrnn.SRUPlusPlus(I, H, D, memory=M, rngs=nnx.Rngs(0))
+    x = inputs(B, T, I)
+    want, _ = layer(x, resets=RESETS)
+    state = layer.initialize_state(B)
+    for t in range(T):
+        y, state = layer.step(x[:, t], state, RESETS[:, t])
+        assert_close(y, want[:, t], size=T * D)

@@ -320,3 +320,19 @@ def test_layers_and_directions_start_differently():
     matrices = [np.asarray(d["r"]).tobytes() for layer in params.values() for d in layer.values()]
     assert len(set(matrices)) == 4
     assert params["layer_1"]["backward"]["w_x"].shape == (2 * H, 3, H)
+
+
+def test_options_of_cells_that_cannot_be():
+    for factory in (cells.lstm, cells.sru):
+        with pytest.raises(ValueError, match="proj_size should be at least 1"):
+            factory(proj_size=0)
+    with pytest.raises(ValueError, match="cell_clip should be above 0"):
+        cells.lstm(cell_clip=-1.0)
+    coupled = cells.lstm(coupled=True, bias_init=initializers.chrono(100), forget_bias=0.0)
+    with pytest.raises(ValueError, match="write=None"):
+        coupled.init_params(KEY, 3, H, jnp.float32)
+    right = initializers.chrono(100, forget=0, write=None)
+    b = cells.lstm(coupled=True, bias_init=right, forget_bias=0.0).init_params(
+        KEY, 3, H, jnp.float32
+    )
+    assert np.all(b["b"][0] > 0)

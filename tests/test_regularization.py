@@ -172,6 +172,25 @@ def test_dropped_updates(name, loop, how):
         assert_close(float((np.asarray(got) * direction).sum()), want, size=T * B * H, scale=10)
 
 
+def test_a_little_zoneout_changes_little():
+    """Of any cell; a rate of 1 leaves the state as it was."""
+    x = jax.random.normal(KEY, (T, B, H))
+    for name in (*table.CORE, "slstm", "qrnn", "qrnn_window", "min_lstm", "mgu"):
+        cell = table.CELLS[name].cell
+        outputs = []
+        for rate in (0.0, 1e-7):
+            stack = Stack(cell, zoneout=rate, time_major=True).check()
+            params = stack.init_params(KEY, H, H, jnp.float32)
+            outputs.append(stack.apply(params, x, None)[0])
+        assert_close({name: outputs[1]}, {name: outputs[0]}, size=T * H)
+        kept = Stack(cell, zoneout=1, time_major=True).check()
+        start = jax.tree.map(lambda a: a + 1, kept.init_state(params, B))
+        for key in (None, KEY):
+            (state,) = kept.apply(params, x, start, key=key)[1]
+            for field in cell.holds:
+                np.testing.assert_array_equal(getattr(state, field), getattr(start[0], field))
+
+
 # Weight drop: case C12.
 
 
@@ -350,6 +369,9 @@ def test_penalties_are_means_over_what_counts():
         ("sru has no h @ r for recurrent_dropout", cells.sru(), {"recurrent_dropout": 0.1}),
         ("sru has no update", cells.sru(), {"update_dropout": 0.1}),
         ("merge should be", cells.lstm(), {"merge": "max"}),
+        ("merge should be", cells.lstm(), {"merge": None}),
+        ("zoneout of 'm' should be 0", cells.slstm(), {"zoneout": (0.1, 0.0, 0.0, 0.1)}),
+        ("gradient_clip should be above 0", cells.lstm(), {"gradient_clip": -1.0}),
     ],
 )
 def test_what_cannot_be_is_refused(match, cell, options):
@@ -368,8 +390,8 @@ def test_noise_that_does_not_fit_is_refused():
         run(noise=Noise(keep_update=jnp.ones((T, H), bool)))
     with pytest.raises(ValueError, match="a step of its own"):
         recurrence(cells.gru(reset_after=False), problem.params, problem.x, gradient_clip=1.0)
-    projected = Stack(cells.lstm(proj_size=2), zoneout=(0.1, 0.1))
-    with pytest.raises(ValueError, match="zoneout of 'h' needs"):
+    projected = Stack(cells.lstm(proj_size=H), zoneout=(0.1, 0.1))
+    with pytest.raises(ValueError, match="zoneout cannot hold 'h'"):
         projected.apply(projected.init_params(KEY, 3, H, jnp.float32), problem.x, None, key=KEY)
 
 

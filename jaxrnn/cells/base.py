@@ -49,6 +49,7 @@ class Cell(NamedTuple):
         tanh_gates: likewise through a tanh.
         whole_rows: the gates reduce over H (layer norm). A kernel may pad H: all ``vectors`` are 0
             there, so one that is 1/H makes a sum a mean.
+        zoneout_fields: the fields of the state that zoneout may hold; None is all.
         drops_updates: the gates pass what they add to the state through `kept_update`.
         step: ``(pre {name: [B, H]}, state, LoopWeights) -> (output, {other field})`` for cells
             that are not ``h @ r`` and then gates. They run on the scan only, by plain autodiff.
@@ -71,6 +72,7 @@ class Cell(NamedTuple):
     sigmoid_gates: tuple[str, ...] = ()
     tanh_gates: tuple[str, ...] = ()
     whole_rows: bool = False
+    zoneout_fields: tuple[str, ...] | None = None
     drops_updates: bool = False
     step: (
         Callable[[dict[str, Array], State, LoopWeights], tuple[Array, dict[str, Array]]] | None
@@ -81,6 +83,11 @@ class Cell(NamedTuple):
     def shared_gates(self) -> int:
         """How many gates get the sum of an input and a recurrent column."""
         return len(set(self.x_gates) & set(self.h_gates))
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """The fields of the state that zoneout may hold."""
+        return self.state_names if self.zoneout_fields is None else self.zoneout_fields
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ def chrono(max_steps: float, *, forget: int = 1, write: int | None = 0) -> Initi
     The bias of the gate that keeps the state is :math:`\log u`, u uniform in [1, max_steps - 1],
     that of the gate that writes it :math:`-\log u`, all others 0. The rows are those of the LSTM,
     whose ``forget_bias`` should then be 0; ``chrono(max_steps, write=None)`` is for the GRU, whose
-    ``z`` keeps and writes.
+    ``z`` keeps and writes, and ``chrono(max_steps, forget=0, write=None)`` for a coupled LSTM.
 
     Args:
         max_steps: how far back to remember, 2 at least.
@@ -62,7 +62,7 @@ def chrono(max_steps: float, *, forget: int = 1, write: int | None = 0) -> Initi
         an initializer of ``[G, H]``; a bias ``[H]`` that stands alone starts at 0.
 
     Raises:
-        ValueError: for less than 2 steps.
+        ValueError: for less than 2 steps, and for rows that the bias does not have.
     """
     if max_steps < 2:
         raise ValueError(f"max_steps should be 2 at least, got {max_steps}")
@@ -71,6 +71,11 @@ def chrono(max_steps: float, *, forget: int = 1, write: int | None = 0) -> Initi
         bias = jnp.zeros(shape, dtype)
         if len(shape) == 1:
             return bias
+        if shape[0] <= max(forget, write or 0) or (shape[0] == 3 and write is not None):
+            raise ValueError(
+                f"rows {forget} and {write} should be gates of the bias [G, H] = {list(shape)}; a "
+                "cell of three gates has none that writes alone: write=None"
+            )
         keep = jnp.log(jax.random.uniform(key, shape[-1:], minval=1.0, maxval=max_steps - 1.0))
         bias = bias.at[forget].set(keep.astype(dtype))
         return bias if write is None else bias.at[write].set(-keep.astype(dtype))

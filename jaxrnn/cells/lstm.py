@@ -97,7 +97,16 @@ def lstm(
 
     Returns:
         The cell; the same object for the same arguments.
+
+    Raises:
+        ValueError: for a projection to less than one feature, and a clip that leaves nothing.
     """
+    if proj_size is not None and proj_size < 1:
+        raise ValueError(
+            f"proj_size should be at least 1, or None for no projection, got {proj_size}"
+        )
+    if cell_clip is not None and not cell_clip > 0:
+        raise ValueError(f"cell_clip should be above 0, or None, got {cell_clip}")
     names = GATES[1:] if coupled else GATES
     sigmoids = tuple(name for name in names if name != "g")
 

@@ -121,6 +121,7 @@ def qrnn(
         gates=qrnn_gates,
         sigmoid_gates=("f", "o"),
         tanh_gates=("z",),
+        zoneout_fields=("c",),
         linear=qrnn_linear,
     )
     if window == 1:

@@ -112,5 +112,7 @@ def slstm(
         gates=partial(slstm_gates, forget_gate=forget_gate),
         sigmoid_gates=("o",),
         tanh_gates=("z",),
+        # c and n are in units of exp(m): held apart they would not fit together.
+        zoneout_fields=("h",),
         drops_updates=True,
     )

@@ -106,6 +106,8 @@ def sru(
     Returns:
         The cell; the same object for the same arguments.
     """
+    if proj_size is not None and proj_size < 1:
+        raise ValueError(f"proj_size should be at least 1, or None for no factor, got {proj_size}")
     alpha = highway_scale(highway_bias, rescale)
 
     def init_params(key: Key, in_features: int, hidden_features: int, dtype: DTypeLike) -> Params:

@@ -152,7 +152,8 @@ class Packing(NamedTuple):
 
         Returns:
             the same tree with ``[N, ...]`` in every leaf: what a batch of these N sequences, one
-            a row, would have returned as its final state.
+            a row, would have returned as its final state, in the dtype of ``history``, which for a
+            layer in half precision is that one.
         """
 
         def of_layer(states: Any) -> Any:

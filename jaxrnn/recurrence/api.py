@@ -67,6 +67,8 @@ def recurrence(
         remat: what a gradient keeps. "none": states and gates. "gates": states, and the gates are
             computed again, as the fused kernels do in any case. "chunk": the state every sqrt(T)
             steps, and all else is computed again. None is "none" on a CPU and "gates" on a GPU.
+            Where the library's rule is not used ("associative", ``autodiff``, cells with a step of
+            their own), only "chunk" acts.
         gradient_clip: bound of each element of the cotangents of the gates' pre-activations, step
             by step, before they go on into weights, inputs and the step before (Graves 2013,
             arXiv:1308.0850, section 2.1); None has none.
@@ -99,7 +101,8 @@ def recurrence(
     state = initial if state is None else checks.state(cell.name, state, initial)
     restart = initial if reset_state is None else checks.state(cell.name, reset_state, initial)
     noise = noise or Noise()
-    noise.check(cell, state, steps)
+    noise.check(cell, params, state, steps)
+    checks.bound("gradient_clip", gradient_clip)
     if gradient_clip is not None and cell.step is not None:
         raise ValueError(f"{cell.name} has a step of its own, where gradient_clip cannot reach")
     mask = checks.flags("mask", mask, steps, batch)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxrnn._typing import Array, ArrayLike, DTypeLike, Key, Params
 from jaxrnn.cells import initializers, sru
-from jaxrnn.cells.base import full_precision
+from jaxrnn.cells.base import Cell, full_precision
 from jaxrnn.cells.normalization import normalized
 from jaxrnn.cells.sru import SRUState, columns, highway_scale, uniform_unit_variance
 from jaxrnn.recurrence import checks, sequence, xla
@@ -72,6 +72,15 @@ class SRUPlusPlusLayer(NamedTuple):
                 f"got {self.attention_features}"
             )
         return self
+
+    @property
+    def cell(self) -> Cell:
+        """Of the recurrence."""
+        return LOOP
+
+    def sizes(self, hidden_features: int) -> tuple[int]:
+        """H of the recurrence."""
+        return (hidden_features,)
 
     def init_params(
         self, key: Key, in_features: int, hidden_features: int, dtype: DTypeLike
@@ -134,6 +143,12 @@ class SRUPlusPlusLayer(NamedTuple):
         Returns:
             outputs ``[B, T, H]`` (``[T, B, H]``), 0 at masked steps, and the state.
         """
+        if jnp.ndim(x) != 3:
+            axes = "[T, B, I]" if self.time_major else "[B, T, I]"
+            raise ValueError(f"x should be {axes}, three axes, got shape {jnp.shape(x)}")
+        lengths, mask, resets = (
+            None if a is None else jnp.asarray(a) for a in (lengths, mask, resets)
+        )
         if self.time_major:
             return self._apply(params, x, state, lengths, mask, resets)
         x, mask, resets = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (x, mask, resets))
@@ -141,10 +156,15 @@ class SRUPlusPlusLayer(NamedTuple):
         return jnp.swapaxes(y, 0, 1), state
 
     def step(
-        self, params: Params, x: Array, state: SRUPlusPlusState
+        self,
+        params: Params,
+        x: Array,
+        state: SRUPlusPlusState,
+        resets: ArrayLike | None = None,
     ) -> tuple[Array, SRUPlusPlusState]:
-        """One step: ``x [B, I] -> [B, H]`` and the next state."""
-        y, state = self._apply(params, x[None], state, None, None, None)
+        """One step: ``x [B, I] -> [B, H]`` and the next state; ``resets [B]``."""
+        resets = None if resets is None else jnp.asarray(resets)[None]
+        y, state = self._apply(params, x[None], state, None, None, resets)
         return y[0], state
 
     def _apply(
@@ -157,6 +177,11 @@ class SRUPlusPlusLayer(NamedTuple):
         resets: ArrayLike | None,
     ) -> tuple[Array, SRUPlusPlusState]:
         steps, batch = checks.inputs(x)
+        if any(axis is not None for axis in jax.typeof(x).sharding.spec):
+            raise NotImplementedError(
+                "SRUPlusPlus cannot run on a batch that is split over explicit axes of a mesh: use "
+                "jax.shard_map, or a mesh with Auto axes"
+            )
         dtype = self.compute_dtype(params, x)
         mask = checks.flags("mask", mask, steps, batch)
         resets = checks.flags("resets", resets, steps, batch)

@@ -101,6 +101,12 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} should be None or one of {names}, got {value!r}")
 
 
+def bound(name: str, value: float | None) -> None:
+    """Refuses a bound that leaves nothing; None is none."""
+    if value is not None and not value > 0:
+        raise ValueError(f"{name} should be above 0, or None, got {value}")
+
+
 def rate(name: str, value: float) -> None:
     """Refuses what is no probability."""
     if not 0.0 <= value <= 1.0:

@@ -112,7 +112,7 @@ def explain(
     if not isinstance(cell, Cell):
         layer = cell
         in_features = in_features or getattr(layer, "in_features", None)
-        stack = layer.stack
+        stack = getattr(layer, "stack", None) or layer.layer  # of an SRUPlusPlus
         hidden_features = hidden_features or max(stack.sizes(layer.hidden_features))
         cell, dtype = stack.cell, stack.dtype or dtype
         implementation = implementation or stack.implementation

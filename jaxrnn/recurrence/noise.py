@@ -38,12 +38,16 @@ class Noise(NamedTuple):
     update_rate: float = 0.0
     hold: Mapping[str, Array | float] = {}
 
-    def check(self, cell: Cell, state: State, steps: int) -> None:
+    def check(self, cell: Cell, params: Params, state: State, steps: int) -> None:
         """Refuses noise that a cell has no place for, or whose shape does not fit."""
         shapes = {name: leaf.shape for name, leaf in state._asdict().items()}
-        if unknown := sorted(set(self.hold) - set(shapes)):
+        if unknown := sorted(set(self.hold) - set(cell.holds)):
             raise ValueError(
-                f"hold names {unknown[0]!r}, and the state of {cell.name} has {cell.state_names}"
+                f"hold names {unknown[0]!r}, and of {cell.name} zoneout may hold {cell.holds}"
+            )
+        if "h" in self.hold and jax.eval_shape(cell.loop_weights, params).p is not None:
+            raise ValueError(
+                f"zoneout cannot hold 'h' of {cell.name}: it is projected behind the gates"
             )
         if self.keep_update is not None and not cell.drops_updates:
             raise ValueError(f"{cell.name} has no update that could be dropped")
@@ -55,24 +59,18 @@ class Noise(NamedTuple):
                     f"h_scale should be [B, S] = {shapes['h']}, got {self.h_scale.shape}"
                 )
         want = (steps, *state[-1].shape)  # The last field is as wide as the gates.
-        for field in self.hold:
-            if shapes[field] != want[1:]:
-                raise ValueError(
-                    f"zoneout of {field!r} needs a state of H = {want[2]} features, and the "
-                    f"projection of {cell.name} leaves {shapes[field][1]}"
-                )
         for name, column in self.columns().items():
             if column.shape != want:
                 raise ValueError(f"{name} should be [T, B, H] = {want}, got {column.shape}")
 
     def columns(self) -> dict[str, Array]:
         """What differs from step to step, ``{name: bool [T, B, H]}``."""
-        held: Any = {HOLD + k: v for k, v in self.hold.items() if not isinstance(v, float)}
+        held: Any = {HOLD + k: v for k, v in self.hold.items() if not isinstance(v, int | float)}
         return held if self.keep_update is None else held | {KEEP_UPDATE: self.keep_update}
 
     def into(self, cell: Cell) -> Cell:
         """The cell with `columns` as further input gates."""
-        rates = tuple((k, v) for k, v in self.hold.items() if isinstance(v, float))
+        rates = tuple((k, v) for k, v in self.hold.items() if isinstance(v, int | float))
         columns = tuple(self.columns())
         return noisy(cell, columns, self.update_rate, rates) if columns or rates else cell
 
@@ -132,6 +130,11 @@ class Rates(NamedTuple):
         """Whether one of them is above 0."""
         return any((*self[:3], *self.zoneout))
 
+    @property
+    def in_loop(self) -> bool:
+        """Whether the equations of a step change."""
+        return any((self.update_dropout, *self.zoneout))
+
     def check(self, cell: Cell) -> None:
         """Refuses what is no rate, or has no place in the cell."""
         if len(self.zoneout) != len(cell.state_names):
@@ -142,6 +145,11 @@ class Rates(NamedTuple):
         for name, rates in self._asdict().items():
             for rate in rates if isinstance(rates, tuple) else (rates,):
                 checks.rate(name, rate)
+        for field, rate in zip(cell.state_names, self.zoneout, strict=True):
+            if rate > 0 and field not in cell.holds:
+                raise ValueError(
+                    f"zoneout of {field!r} should be 0: of {cell.name} it may hold {cell.holds}"
+                )
         if self.recurrent_dropout > 0 and not cell.h_gates:
             raise ValueError(f"{cell.name} has no h @ r for recurrent_dropout to act on")
         if self.update_dropout > 0 and not cell.drops_updates:
@@ -172,7 +180,8 @@ class Rates(NamedTuple):
         sizes = {name: leaf.shape for name, leaf in state._asdict().items()}
 
         def draw(index: int, rate: float, shape: tuple[int, ...]) -> Array:
-            return jax.random.bernoulli(jax.random.fold_in(key, index), rate, (steps, *shape))
+            k = jax.random.fold_in(key, index)
+            return jax.random.bernoulli(k, float(rate), (steps, *shape))
 
         noise = Noise(
             update_rate=self.update_dropout,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,8 +89,10 @@ class Stack(NamedTuple):
     def rates(self) -> Rates:
         """Of what is random inside a layer."""
         zoneout = self.zoneout
-        if not isinstance(zoneout, tuple):
-            zoneout = (zoneout,) * len(self.cell.state_names)
+        if isinstance(zoneout, int | float):
+            holds = self.cell.holds
+            zoneout = [zoneout if name in holds else 0.0 for name in self.cell.state_names]
+        zoneout = tuple(zoneout)
         return Rates(self.recurrent_dropout, self.update_dropout, self.weight_dropout, zoneout)
 
     @property
@@ -103,10 +105,17 @@ class Stack(NamedTuple):
         """Refuses option values that cannot be, and returns self."""
         if self.num_layers < 1:
             raise ValueError(f"num_layers should be at least 1, got {self.num_layers}")
-        checks.choice("merge", self.merge, get_args(Merge))
+        if self.merge not in MERGES:
+            raise ValueError(f"merge should be one of {', '.join(MERGES)}, got {self.merge!r}")
+        checks.bound("gradient_clip", self.gradient_clip)
         for name in ("dropout", "input_dropout", "output_dropout"):
             checks.rate(name, getattr(self, name))
         self.rates.check(self.cell)
+        if self.implementation == "associative" and self.rates.in_loop:
+            raise ValueError(
+                "zoneout and update_dropout do not go with implementation='associative': a step "
+                "would no longer be linear in the state"
+            )
         return self
 
     def sizes(self, hidden_features: Sizes) -> tuple[int, ...]:
@@ -196,6 +205,10 @@ class Stack(NamedTuple):
         """
         self._check_state("state", state)
         self._check_state("reset_state", reset_state)
+        # Lists of lists are arrays too.
+        lengths, mask, resets = (
+            None if a is None else jnp.asarray(a) for a in (lengths, mask, resets)
+        )
         given = Given(x, lengths, mask, resets, state, reset_state)
         if jnp.ndim(x) == 2:
             y, final, states = self._run(params, given.with_one_row(), return_states, key)
@@ -220,7 +233,7 @@ class Stack(NamedTuple):
         state: tuple[Any, ...],
         resets: ArrayLike | None = None,
     ) -> tuple[Array, tuple[Any, ...]]:
-        """One step as in evaluation: ``x [B, I] -> [B, S]`` and the next state.
+        """One step as in evaluation: ``x [B, I] -> [B, S]``, or ``[I] -> [S]``, and the next state.
 
         ``resets [B]`` puts rows back to the initial state before the step.
         """
@@ -232,6 +245,9 @@ class Stack(NamedTuple):
         self._check_state("state", state)
         resets = None if resets is None else jnp.asarray(resets)[None]
         given = Given(x[None], resets=resets, state=state)
+        if jnp.ndim(x) == 1:
+            y, state, _ = self._run(params, given.with_one_row(), False, None)
+            return y[0, 0], jax.tree.map(lambda a: a[0], state)
         y, state, _ = self._run(params, given, False, None)
         return y[0], state
 
