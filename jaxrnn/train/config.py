@@ -4,6 +4,7 @@ import difflib
 import pathlib
 import re
 import runpy
+import textwrap
 from typing import Any, NamedTuple, TypeAlias
 
 from ml_collections import ConfigDict
@@ -155,7 +156,8 @@ def describe_options() -> str:
         lines.append(f"\n  config.{group}")
         for key, option in keys.items():
             choices = f" ({', '.join(c for c in option.choices if c)})" if option.choices else ""
-            lines.append(f"    {key:<17} {option.default!s:<13} {option.comment}{choices}")
+            line = f"    {key:<17} {option.default!s:<13} {option.comment}{choices}"
+            lines += textwrap.wrap(line, 100, subsequent_indent=" " * 36)
     return "\n".join(lines)
 
 
