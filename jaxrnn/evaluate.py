@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from absl import logging
 from flax import nnx
 
-from jaxrnn.data import Prefetch
-from jaxrnn.train.build import eval_windows, make_corpus
+from jaxrnn.parallel import make_mesh
+from jaxrnn.train.build import make_corpus
 from jaxrnn.train.errors import UserError, one_sentence
 from jaxrnn.train.evaluation import Score, make_evaluate
 from jaxrnn.train.loading import Trained, load
+from jaxrnn.train.streams import eval_stream
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,9 +62,10 @@ def evaluate(trained: Trained, data_dir: str = "") -> dict[str, Score]:
             "that text with --data-dir"
         )
     graphdef, params = nnx.split(trained.model)
-    score = make_evaluate(graphdef)
+    mesh = make_mesh(data=1)
+    score = make_evaluate(graphdef, mesh)
     return {
-        name: score(params, Prefetch(eval_windows(config, corpus, split)))
+        name: score(params, eval_stream(config, corpus, split, mesh))
         for name, split in (("validation", "valid"), ("test", "test"))
     }
 

@@ -70,6 +70,7 @@ class Layers(nn.Module):
         reset_state: tuple[Any, ...] | None = None,
         return_states: bool = False,
         deterministic: bool | None = None,
+        rows: ArrayLike | None = None,
     ) -> tuple[Any, ...]:
         """Runs the layers over whole sequences; arguments and results as in `jaxrnn.nnx.RNN`."""
         return self.stack.apply(
@@ -82,6 +83,7 @@ class Layers(nn.Module):
             reset_state=reset_state,
             return_states=return_states,
             key=self._dropout_key(deterministic),
+            rows=rows,
         )
 
     def step(

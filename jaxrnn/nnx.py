@@ -197,6 +197,7 @@ class RNN(nnx.Module):
         return_states: bool = False,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | None = None,
+        rows: ArrayLike | None = None,
     ) -> tuple[Any, ...]:
         """Runs the layers over whole sequences.
 
@@ -211,6 +212,8 @@ class RNN(nnx.Module):
             return_states: also return the states after all steps.
             deterministic: no dropout; None is the attribute that ``eval()`` and ``train()`` set.
             rngs: of this call's dropout, in the place of the layer's own.
+            rows: integers ``[B]``, the rows' numbers in the whole batch, where devices share it:
+                dropout then depends on these, not on how they are shared.
 
         Returns:
             outputs ``[B, T, S]`` (twice S with two directions side by side), 0 at masked steps,
@@ -232,6 +235,7 @@ class RNN(nnx.Module):
             reset_state=reset_state,
             return_states=return_states,
             key=self._dropout_key(deterministic, rngs),
+            rows=rows,
         )
 
     def step(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrnn.data import Windows
-from jaxrnn.train.build import make_corpus, make_model
+from jaxrnn.train.build import make_corpus, make_devices, make_model
 from jaxrnn.train.config import load_config
 from jaxrnn.train.optimizer import make_optimizer, make_schedule
 from jaxrnn.train.state import initial_state
@@ -54,15 +54,16 @@ def main() -> None:
 def measure(config, repeats: int) -> dict[str, float]:
     """Median seconds of each piece, in the order in which they contain each other."""
     corpus = make_corpus(config.data)
-    model = make_model(config.model, len(corpus.vocabulary), config.run.seed)
+    model = make_model(config, len(corpus.vocabulary), config.run.seed)
     graphdef, params = nnx.split(model)
     params = jax.tree.map(jnp.copy, params)  # The training step takes the model's own arrays.
     schedule = make_schedule(config.optimizer, 10_000)
     optimizer = make_optimizer(config.optimizer, schedule)
     data = config.data
     windows = Windows(corpus.train, data.batch_size, data.bptt, eos=corpus.vocabulary.eos)
-    train_step = make_train_step(graphdef, optimizer, schedule, padded=data.random_bptt)
-    state = initial_state(model, optimizer, data.batch_size, config.run.seed)
+    mesh = make_devices(config)
+    train_step = make_train_step(graphdef, optimizer, schedule, mesh, padded=data.random_bptt)
+    state = initial_state(model, optimizer, mesh, data.batch_size, config.run.seed)
     initial = model.initialize_state(data.batch_size)
     embedded = jnp.ones((data.bptt, data.batch_size, config.model.embed_features))
 

@@ -53,6 +53,21 @@ ROOMS = {
         },
         {"jax", "flax"},
     ),
+    "jaxrnn/models/softmax.py": (
+        {"jaxrnn._typing", "pallas_kernels.varying"},
+        {"jax", "flax"},
+    ),
+    "jaxrnn/precision.py": ({"jaxrnn._typing"}, {"jax"}),
+    "jaxrnn/parallel": (
+        {
+            "jaxrnn._typing",
+            "jaxrnn.cells",
+            "jaxrnn.parallel",
+            "jaxrnn.precision",
+            "jaxrnn.recurrence",
+        },
+        {"jax"},
+    ),
     "jaxrnn/convert": (
         {"jaxrnn._typing", "jaxrnn.cells", "jaxrnn.convert"},
         {"jax", "safetensors"},
@@ -83,6 +98,7 @@ ONLY_IN = {
         "jaxrnn/recurrence/api.py",
         "jaxrnn/recurrence/choice.py",
         "jaxrnn/recurrence/fused.py",
+        "jaxrnn/models/softmax.py",
         "pallas_kernels",
     ),
     # The commands stand above the trainer; `jaxrnn.load` is its only way in, and lazy.

@@ -37,7 +37,7 @@ def test_the_same_batches_come_on_the_device_and_can_go_on_anywhere():
 
 def test_batches_go_where_they_are_wanted():
     device = jax.devices()[-1]
-    with Prefetch(source(), device=device) as ready:
+    with Prefetch(source(), transfer=lambda batch: jax.device_put(batch, device)) as ready:
         assert next(ready).inputs.devices() == {device}
 
 

@@ -31,7 +31,9 @@ def test_config_loads_states_only_what_differs_and_takes_a_step(path, tmp_path):
     assert differences(config)
     assert "python -m jaxrnn.train" in path.read_text("utf-8")
     sizes = ("embed_features", "hidden_features")
-    small = {k: v for k, v in OVERRIDES.items() if k.startswith("data.") or k.endswith(sizes)}
+    small = {
+        k: v for k, v in OVERRIDES.items() if k.startswith(("data.", "par")) or k.endswith(sizes)
+    }
     small |= {"run.steps": 1, "run.dir": str(tmp_path / "run"), "data.dir": str(tmp_path / "data")}
     write_corpus(tmp_path / "data")
     config.update_from_flattened_dict(small | {"model.cutoffs": (8, 14)})

@@ -9,10 +9,9 @@ from flax import nnx
 from train_helpers import assert_same_bits, tiny_config, write_corpus
 
 from jaxrnn.data import Batch
-from jaxrnn.train.build import make_corpus, make_model
+from jaxrnn.train.build import make_corpus, make_devices, make_model
 from jaxrnn.train.config import get_default_config
 from jaxrnn.train.evaluation import make_evaluate
-from jaxrnn.train.loop import eval_stream, training_stream
 from jaxrnn.train.optimizer import (
     clip_by_global_norm,
     cut_rate,
@@ -22,6 +21,7 @@ from jaxrnn.train.optimizer import (
 )
 from jaxrnn.train.state import Progress, initial_state
 from jaxrnn.train.step import make_train_step
+from jaxrnn.train.streams import eval_stream, training_stream
 
 
 @pytest.fixture
@@ -32,15 +32,25 @@ def setup(tmp_path):
     def make(**overrides):
         config = tiny_config(data, tmp_path / "run", **overrides)
         corpus = make_corpus(config.data)
-        model = make_model(config.model, len(corpus.vocabulary), seed=0)
+        model = make_model(config, len(corpus.vocabulary), seed=0)
         schedule = make_schedule(config.optimizer, 100)
         optimizer = make_optimizer(config.optimizer, schedule)
         graphdef = nnx.graphdef(model)
-        state = initial_state(model, optimizer, config.data.batch_size, seed=0)
-        step = make_train_step(graphdef, optimizer, schedule, padded=config.data.random_bptt)
-        return config, corpus, state, step, make_evaluate(graphdef)
+        mesh = make_devices(config)
+        state = initial_state(model, optimizer, mesh, config.data.batch_size, seed=0)
+        padded = config.data.random_bptt
+        step = make_train_step(graphdef, optimizer, schedule, mesh, padded=padded)
+        return config, corpus, state, step, make_evaluate(graphdef, mesh)
 
     return make
+
+
+def training(config, corpus):
+    return training_stream(config, corpus, Progress(), make_devices(config))
+
+
+def evaluation(config, corpus, split):
+    return eval_stream(config.data, corpus, split, make_devices(config))
 
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru", "sru"])
@@ -48,7 +58,7 @@ def test_training_lowers_the_loss_and_compiles_once(setup, cell):
     options = {"data__random_bptt": True, "optimizer__learning_rate": 0.05}
     config, corpus, state, train_step, _ = setup(model__cell=cell, **options)
     losses = []
-    with training_stream(config, corpus, Progress()) as stream:
+    with training(config, corpus) as stream:
         for _ in range(40):
             state, metrics = train_step(state, next(stream))
             losses.append(float(metrics.nll / metrics.tokens))
@@ -63,13 +73,13 @@ def test_evaluating_twice_is_bit_equal_and_leaves_training_alone(setup, bptt):
     config, corpus, state, train_step, evaluate = setup()
     other, _, other_state, other_step, _ = setup()
     config.data.bptt, scores = bptt, []
-    with training_stream(other, corpus, Progress()) as a:
+    with training(other, corpus) as a:
         batches = [next(a) for _ in range(4)]
     for batch in batches:
         state, metrics = train_step(state, batch)
         other_state, other_metrics = other_step(other_state, batch)
         assert_same_bits(metrics, other_metrics)
-        scores = [evaluate(state.params, eval_stream(config, corpus, "valid")) for _ in range(2)]
+        scores = [evaluate(state.params, evaluation(config, corpus, "valid")) for _ in range(2)]
         assert scores[0] == scores[1]
     assert scores[0].tokens == corpus.valid.size
 
@@ -77,9 +87,9 @@ def test_evaluating_twice_is_bit_equal_and_leaves_training_alone(setup, bptt):
 def test_perplexity_does_not_depend_on_the_window(setup):
     """C14: windows of 6 and of 12 steps."""
     config, corpus, state, _, evaluate = setup()
-    short = evaluate(state.params, eval_stream(config, corpus, "test"))
+    short = evaluate(state.params, evaluation(config, corpus, "test"))
     config.data.bptt = 12
-    long = evaluate(state.params, eval_stream(config, corpus, "test"))
+    long = evaluate(state.params, evaluation(config, corpus, "test"))
     assert short.perplexity == pytest.approx(long.perplexity, rel=1e-5)
 
 
@@ -176,6 +186,6 @@ def test_a_plateau_divides_the_rate(setup):
         state = cut_rate(config.optimizer, state, progress)
         scales.append(float(state.rate_scale))
     assert scales == [1, 1, 0.25, 0.25, 0.25, 0.25]
-    with training_stream(config, corpus, Progress()) as stream:
+    with training(config, corpus) as stream:
         _, metrics = train_step(state, next(stream))
     assert float(metrics.learning_rate) == pytest.approx(config.optimizer.learning_rate / 4)

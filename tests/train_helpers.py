@@ -40,6 +40,7 @@ OVERRIDES = {
     "model.dropout_embedding": 0.1,
     "model.dropout_output": 0.2,
     "optimizer.learning_rate": 1e-2,
+    "parallel.data": 1,
     "run.epochs": 2,
     "run.log_every": 5,
     "run.checkpoint_every": 10,

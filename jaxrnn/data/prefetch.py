@@ -31,13 +31,19 @@ class Prefetch(Iterator[T], Generic[T]):
             None if the source has none.
     """
 
-    def __init__(self, source: Iterable[T], *, depth: int = 2, device: Any = None):
+    def __init__(
+        self,
+        source: Iterable[T],
+        *,
+        depth: int = 2,
+        transfer: Callable[[T], T] | None = None,
+    ):
         """Starts the thread.
 
         Args:
             source: batches, pytrees of arrays. It belongs to the thread from now on.
             depth: how many batches are ready at most; each takes memory on the device.
-            device: a device or sharding, as in `jax.device_put`; the default device if None.
+            transfer: puts a batch on the device, or devices; None is `jax.device_put`.
 
         Raises:
             ValueError: `depth` is below one.
@@ -53,7 +59,7 @@ class Prefetch(Iterator[T], Generic[T]):
         # The thread must not hold `self`, or this object could never be forgotten.
         self._thread = threading.Thread(
             target=_fill,
-            args=(source, self._queue, stop, lambda batch: jax.device_put(batch, device)),
+            args=(source, self._queue, stop, transfer or jax.device_put),
             name="prefetch",
             daemon=True,
         )

@@ -1,18 +1,24 @@
 """A recurrent language model."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxrnn import cells
-from jaxrnn._typing import Array, DTypeLike
+from jaxrnn._typing import Array
 from jaxrnn.cells.base import Cell
 from jaxrnn.models.softmax import Softmax, WordVectors
 from jaxrnn.nnx import RNN
+from jaxrnn.precision import FLOAT32, Policy
 from jaxrnn.recurrence.api import Remat
-from jaxrnn.regularization import dropout, embedding_dropout
+from jaxrnn.regularization import (
+    activation_penalty,
+    dropout,
+    embedding_dropout,
+    temporal_activation_penalty,
+)
 
 CELLS: dict[str, Callable[..., Cell]] = {
     "elman": cells.elman,
@@ -28,6 +34,27 @@ CELLS: dict[str, Callable[..., Cell]] = {
 }
 
 
+class Counts(NamedTuple):
+    """Over how many a loss is a mean, of all devices and micro-batches: numbers ``[]``."""
+
+    tokens: Array
+    pairs: Array
+
+    @classmethod
+    def of(cls, mask: Array) -> "Counts":
+        """The real steps of a mask ``[T, B]``, and the pairs of neighbours among them."""
+        pairs = mask[1:] & mask[:-1]
+        return cls(*(jnp.sum(flags, dtype=jnp.float32) for flags in (mask, pairs)))
+
+
+class Outputs(NamedTuple):
+    """Of the last layer: ``[T, B, H]`` before and after its dropout; the next window's state."""
+
+    raw: Array
+    dropped: Array
+    state: tuple[Any, ...]
+
+
 class LanguageModel(nnx.Module):
     """Embedding, a stack of recurrent layers, and a softmax over the vocabulary.
 
@@ -39,7 +66,8 @@ class LanguageModel(nnx.Module):
         vocabulary_size: V; word ids are to be sorted by falling frequency for "adaptive".
         cell: a name of `CELLS`, or a `jaxrnn.Cell`.
         embed_features: E.
-        hidden_features: H; where it is not E, a tied model projects the last output to E.
+        hidden_features: H, or a tuple with one for each layer; where the last is not E, a tied
+            model projects its output to E.
         num_layers: recurrent layers.
         dropout_embedding: dropout rate on the embedding.
         dropout_layers: dropout rate between recurrent layers.
@@ -54,8 +82,10 @@ class LanguageModel(nnx.Module):
         cutoffs: first word id of each group of rare words, for the adaptive softmax (and, where
             tied, the embedding).
         div_value: by which the vectors of each such group are smaller than those before.
-        dtype: of the arithmetic; None is the parameters'.
-        param_dtype: of the parameters.
+        activation_penalty: weight of the mean square of the dropped outputs in the training loss
+            (AR of Merity et al. 2017, arXiv:1708.01009).
+        temporal_penalty: weight of the mean square of neighbouring outputs' differences (TAR).
+        policy: dtypes.
         implementation: of the time loop: see `jaxrnn.recurrence`.
         remat: see `jaxrnn.recurrence`.
         rngs: ``params``.
@@ -70,7 +100,7 @@ class LanguageModel(nnx.Module):
         *,
         cell: str | Cell = "lstm",
         embed_features: int = 256,
-        hidden_features: int = 256,
+        hidden_features: int | tuple[int, ...] = 256,
         num_layers: int = 1,
         dropout_embedding: float = 0.0,
         dropout_layers: float = 0.0,
@@ -84,8 +114,9 @@ class LanguageModel(nnx.Module):
         softmax: Literal["adaptive", "full"] = "adaptive",
         cutoffs: Sequence[int] = (2000, 10000),
         div_value: float = 4.0,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
+        activation_penalty: float = 0.0,
+        temporal_penalty: float = 0.0,
+        policy: Policy = FLOAT32,
         implementation: Any = None,
         remat: Remat | None = None,
         rngs: nnx.Rngs,
@@ -103,10 +134,12 @@ class LanguageModel(nnx.Module):
                 raise ValueError(f"dropout_{name} should be between 0 and 1, got {rate}")
         self.vocabulary_size = vocabulary_size
         self.variational = variational
-        self.dtype = dtype or param_dtype
+        self.policy = policy
+        self.activation_penalty = activation_penalty
+        self.temporal_penalty = temporal_penalty
         if softmax not in ("adaptive", "full"):
             raise ValueError(f'softmax should be "adaptive" or "full", got {softmax!r}')
-        kept: dict[str, Any] = {"param_dtype": param_dtype, "rngs": rngs}
+        kept: dict[str, Any] = {"param_dtype": policy.param, "rngs": rngs}
         groups: dict[str, Any] = (
             {"cutoffs": cutoffs, "div_value": div_value} if softmax == "adaptive" else {}
         )
@@ -124,7 +157,7 @@ class LanguageModel(nnx.Module):
             zoneout=zoneout,
             variational=variational,
             time_major=True,
-            dtype=self.dtype,
+            dtype=policy.compute,
             implementation=implementation,
             remat=remat,
             **kept,
@@ -132,10 +165,11 @@ class LanguageModel(nnx.Module):
         # Random numbers come with each call, so that a step is a function of its key alone.
         self.rnn.rngs = nnx.data(None)
         self.projection = nnx.data(None)
-        if tied and hidden_features != embed_features:
-            shape = (hidden_features, embed_features)
-            self.projection = nnx.Param(glorot(rngs.params(), shape, param_dtype))
-        features = embed_features if tied else hidden_features
+        last = self.rnn.stack.sizes(hidden_features)[-1]
+        if tied and last != embed_features:
+            shape = (last, embed_features)
+            self.projection = nnx.Param(glorot(rngs.params(), shape, policy.param))
+        features = embed_features if tied else last
         words = None if tied else WordVectors(vocabulary_size, features, **groups, **kept)
         self.softmax = Softmax(words or self.embedding, features, **kept)
 
@@ -151,6 +185,7 @@ class LanguageModel(nnx.Module):
         lengths: Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
+        rows: Array | None = None,
     ) -> tuple[Array, tuple[Any, ...]]:
         """What the softmax reads.
 
@@ -160,24 +195,49 @@ class LanguageModel(nnx.Module):
             lengths: real steps of each lane ``[B]``, where the state must not go on behind them.
             deterministic: no dropout.
             rngs: ``dropout``, of this call.
+            rows: integers ``[B]``, the lanes' numbers in the whole batch, where devices or
+                micro-batches share it: dropout then depends on these, not on how they are shared.
 
         Returns:
             ``[T, B, E]`` and the state for the next window.
         """
+        how: Any = {"lengths": lengths, "deterministic": deterministic, "rngs": rngs, "rows": rows}
+        outputs = self.outputs(inputs, state, **how)
+        return self.project(outputs.dropped), outputs.state
+
+    def outputs(
+        self,
+        inputs: Array,
+        state: tuple[Any, ...] | None = None,
+        *,
+        lengths: Array | None = None,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        rows: Array | None = None,
+    ) -> Outputs:
+        """What the last layer makes; arguments as of `features`."""
         active = not deterministic
-        x = self.embedding.embed(inputs, self.dtype)
+        x = self.embedding.embed(inputs, self.policy.compute)
         if active and self.dropout_words > 0:
             key = dropout_key(rngs)
             x = embedding_dropout(key, self.dropout_words, inputs, x, self.vocabulary_size)
         if active and self.dropout_embedding > 0:
             key = dropout_key(rngs)
-            x = dropout(key, self.dropout_embedding, x, per_row=self.variational)
-        x, final = self.rnn(x, state, lengths=lengths, deterministic=deterministic, rngs=rngs)
+            x = dropout(key, self.dropout_embedding, x, per_row=self.variational, rows=rows)
+        y, final = self.rnn(
+            x, state, lengths=lengths, deterministic=deterministic, rngs=rngs, rows=rows
+        )
+        dropped = y
         if active and self.dropout_output > 0:
-            x = dropout(dropout_key(rngs), self.dropout_output, x, per_row=self.variational)
+            key = dropout_key(rngs)
+            dropped = dropout(key, self.dropout_output, y, per_row=self.variational, rows=rows)
+        return Outputs(y, dropped, final)
+
+    def project(self, y: Array) -> Array:
+        """``[..., H] -> [..., E]``, in the dtype of the policy's output."""
         if self.projection is not None:
-            x = x @ self.projection[...].astype(x.dtype)
-        return x, final
+            y = y @ self.projection[...].astype(y.dtype)
+        return y.astype(self.policy.output)
 
     def loss(
         self,
@@ -187,8 +247,9 @@ class LanguageModel(nnx.Module):
         *,
         mask: Array | None = None,
         lengths: Array | None = None,
-        deterministic: bool,
+        deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
+        rows: Array | None = None,
     ) -> tuple[Array, tuple[Any, ...]]:
         """The summed negative log-likelihood of the targets, over the whole vocabulary.
 
@@ -197,20 +258,64 @@ class LanguageModel(nnx.Module):
             targets: word ids ``[T, B]``.
             state: recurrent state, or None for the initial one.
             mask: bool ``[T, B]``, False at targets that do not count.
-            lengths: as in `features`.
+            lengths: as of `features`.
             deterministic: no dropout.
             rngs: ``dropout``, of this call.
+            rows: as of `features`.
 
         Returns:
             nats, float32 ``[]``, and the state for the next window.
         """
-        x, state = self.features(
-            inputs, state, lengths=lengths, deterministic=deterministic, rngs=rngs
-        )
+        how: Any = {"lengths": lengths, "deterministic": deterministic, "rngs": rngs, "rows": rows}
+        outputs = self.outputs(inputs, state, **how)
+        return self.nll(outputs.dropped, targets, mask), outputs.state
+
+    def objective(
+        self,
+        inputs: Array,
+        targets: Array,
+        state: tuple[Any, ...] | None,
+        *,
+        mask: Array,
+        counts: Counts,
+        lengths: Array | None = None,
+        rngs: nnx.Rngs | None = None,
+        rows: Array | None = None,
+    ) -> tuple[Array, tuple[Array, tuple[Any, ...]]]:
+        """What training minimizes: the mean loss of a token, and the penalties of the activations.
+
+        Args:
+            inputs: word ids ``[T, B]``.
+            targets: word ids ``[T, B]``.
+            state: recurrent state, or None for the initial one.
+            mask: bool ``[T, B]``, False at targets that do not count.
+            counts: over how many the means are; those of `mask`, or of all devices' masks, and then
+                the sum over the devices is the objective.
+            lengths: as of `features`.
+            rngs: ``dropout``, of this call.
+            rows: as of `features`.
+
+        Returns:
+            the objective, float32 ``[]``, and (the summed loss, the state for the next window).
+        """
+        how: Any = {"lengths": lengths, "deterministic": False, "rngs": rngs, "rows": rows}
+        outputs = self.outputs(inputs, state, **how)
+        nll = self.nll(outputs.dropped, targets, mask)
+        objective = nll / jnp.maximum(counts.tokens, 1)
+        if self.activation_penalty:
+            penalty = activation_penalty(outputs.dropped, mask, counts.tokens)
+            objective += self.activation_penalty * penalty
+        if self.temporal_penalty:
+            penalty = temporal_activation_penalty(outputs.raw, mask, count=counts.pairs)
+            objective += self.temporal_penalty * penalty
+        return objective, (nll, outputs.state)
+
+    def nll(self, y: Array, targets: Array, mask: Array | None = None) -> Array:
+        """The summed loss of ``targets [T, B]`` after the last layer's outputs ``[T, B, H]``."""
+        x = self.project(y)
         x = x.reshape(-1, x.shape[-1])
         weights = jnp.ones(x.shape[0]) if mask is None else mask.reshape(-1).astype(jnp.float32)
-        nll = self.softmax.loss(x, targets.reshape(-1), weights)
-        return nll, state
+        return self.softmax.loss(x, targets.reshape(-1), weights)
 
     def log_probs(self, features: Array) -> Array:
         """``[..., E] -> [..., V]`` log-probabilities of the next word, float32."""

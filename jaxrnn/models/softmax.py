@@ -10,13 +10,13 @@ from flax import nnx
 from jax import lax
 
 from jaxrnn._typing import Array, DTypeLike
+from pallas_kernels.varying import vary_together
 
 # Logits that stand in memory at once. Smaller chunks read the table more often, larger ones leave
 # the cache. Measured on 2 CPU cores; see docs/results/.
 CHUNK_LOGITS = 2**19
 
 
-@jax.custom_vjp
 def weighted_nll(
     features: Array, table: Array, bias: Array, targets: Array, weights: Array
 ) -> Array:
@@ -36,6 +36,11 @@ def weighted_nll(
     Returns:
         the sum, in nats, float32 ``[]``.
     """
+    return _weighted_nll(*vary_together(features, table, bias, targets, weights))
+
+
+@jax.custom_vjp
+def _weighted_nll(features, table, bias, targets, weights):
     return _chunked(features, table, bias, targets, weights, gradients=False)[0]
 
 
@@ -48,7 +53,7 @@ def _backward(gradients, cotangent):
     return (*scaled, None, None)
 
 
-weighted_nll.defvjp(_forward, _backward)
+_weighted_nll.defvjp(_forward, _backward)
 
 
 def _chunked(features, table, bias, targets, weights, *, gradients):
@@ -87,11 +92,12 @@ def _chunked(features, table, bias, targets, weights, *, gradients):
     if gradients:
         grads = (
             jnp.zeros_like(features),
-            jnp.zeros(table.shape, jnp.float32),
-            jnp.zeros(bias.shape, jnp.float32),
+            jnp.zeros_like(table, jnp.float32),
+            jnp.zeros_like(bias, jnp.float32),
         )
     chunks = (count + chunk - 1) // chunk
-    total, grads = lax.fori_loop(0, chunks, body, (jnp.float32(0), grads))
+    nothing, _ = vary_together(jnp.float32(0), features)
+    total, grads = lax.fori_loop(0, chunks, body, (nothing, grads))
     if gradients:
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, (features, table, bias))
     return total, grads

@@ -11,7 +11,7 @@ from jax import lax
 from jaxrnn._typing import Array, Key, Params, State
 from jaxrnn.cells.base import Cell
 from jaxrnn.recurrence import checks
-from jaxrnn.regularization import dropout
+from jaxrnn.regularization import dropout, random_mask
 
 HOLD = "hold_"
 KEEP_UPDATE = "keep_update"
@@ -163,7 +163,14 @@ class Rates(NamedTuple):
             raise ValueError("weight_dropout acts on a parameter r, which this cell has not")
         return params | {"r": dropout(jax.random.fold_in(key, 0), self.weight_dropout, params["r"])}
 
-    def noise(self, key: Key | None, cell: Cell, params: Params, x: Array) -> Noise:
+    def noise(
+        self,
+        key: Key | None,
+        cell: Cell,
+        params: Params,
+        x: Array,
+        rows: Array | None = None,
+    ) -> Noise:
         """Noise of one layer's call; without a key, of evaluation.
 
         Args:
@@ -171,6 +178,7 @@ class Rates(NamedTuple):
             cell: the cell.
             params: its parameters.
             x: ``[T, B, I]``, the input.
+            rows: integers ``[B]`` or None, as in `jaxrnn.regularization.random_mask`.
         """
         rates = {n: r for n, r in zip(cell.state_names, self.zoneout, strict=True) if r > 0}
         if key is None:
@@ -181,16 +189,17 @@ class Rates(NamedTuple):
 
         def draw(index: int, rate: float, shape: tuple[int, ...]) -> Array:
             k = jax.random.fold_in(key, index)
-            return jax.random.bernoulli(k, float(rate), (steps, *shape))
+            return random_mask(k, float(rate), (steps, *shape), rows, axis=1)
 
         noise = Noise(
             update_rate=self.update_dropout,
             hold={n: draw(3 + j, rate, sizes[n]) for j, (n, rate) in enumerate(rates.items())},
         )
         if self.recurrent_dropout > 0:
-            ones = jnp.ones(sizes["h"], jnp.float32)
-            h_scale = dropout(jax.random.fold_in(key, 1), self.recurrent_dropout, ones)
-            noise = noise._replace(h_scale=h_scale)
+            ones = jnp.ones((1, *sizes["h"]), jnp.float32)
+            k = jax.random.fold_in(key, 1)
+            h_scale = dropout(k, self.recurrent_dropout, ones, per_row=True, rows=rows)
+            noise = noise._replace(h_scale=h_scale[0])
         if self.update_dropout > 0:
             # The last field of a state is as wide as the gates; a projected h is not.
             keep = draw(2, 1 - self.update_dropout, state[-1].shape)

@@ -35,13 +35,16 @@ class Given(NamedTuple):
     resets: ArrayLike | None = None
     state: tuple[Any, ...] | None = None
     reset_state: tuple[Any, ...] | None = None
+    rows: Array | None = None
 
     def with_one_row(self) -> "Given":
         """With a batch axis, where there was none."""
-        rows = {"lengths": self.lengths, "state": self.state, "reset_state": self.reset_state}
-        rows = jax.tree.map(lambda a: jnp.asarray(a)[None], rows)
         columns = {"x": self.x, "mask": self.mask, "resets": self.resets}
-        return self._replace(**rows, **jax.tree.map(lambda a: jnp.asarray(a)[:, None], columns))
+        others = {name: a for name, a in self._asdict().items() if name not in columns}
+        return Given(
+            **jax.tree.map(lambda a: jnp.asarray(a)[:, None], columns),
+            **jax.tree.map(lambda a: jnp.asarray(a)[None], others),
+        )
 
     def time_major(self) -> "Given":
         """Of arrays whose first axis is the batch."""
@@ -183,6 +186,7 @@ class Stack(NamedTuple):
         reset_state: tuple[Any, ...] | None = None,
         return_states: bool = False,
         key: Key | None = None,
+        rows: ArrayLike | None = None,
     ) -> tuple[Any, ...]:
         """Runs all layers.
 
@@ -197,6 +201,8 @@ class Stack(NamedTuple):
             reset_state: what a reset restores, like ``state``; None is the initial state.
             return_states: also return the states after all steps.
             key: of all that is random; None is evaluation, where zoneout takes the mean.
+            rows: integers ``[B]``, the rows' numbers in the batch that devices share: what is
+                random then depends on them, not on how they are shared.
 
         Returns:
             outputs ``[B, T, F]`` (``[T, B, F]``) and the final state. F is S, or 2 S for two
@@ -206,10 +212,10 @@ class Stack(NamedTuple):
         self._check_state("state", state)
         self._check_state("reset_state", reset_state)
         # Lists of lists are arrays too.
-        lengths, mask, resets = (
-            None if a is None else jnp.asarray(a) for a in (lengths, mask, resets)
+        lengths, mask, resets, rows = (
+            None if a is None else jnp.asarray(a) for a in (lengths, mask, resets, rows)
         )
-        given = Given(x, lengths, mask, resets, state, reset_state)
+        given = Given(x, lengths, mask, resets, state, reset_state, rows)
         if jnp.ndim(x) == 2:
             y, final, states = self._run(params, given.with_one_row(), return_states, key)
             final = jax.tree.map(lambda a: a[0], final)
@@ -274,7 +280,8 @@ class Stack(NamedTuple):
             results.append(rest)
         last_key = None if key is None else jax.random.fold_in(key, self.num_layers)
         finals, *states = zip(*results, strict=True)
-        return self._drop(last_key, self.output_dropout, x), finals, states[0] if states else None
+        y = self._drop(last_key, self.output_dropout, x, given.rows)
+        return y, finals, states[0] if states else None
 
     def _run_layer(
         self,
@@ -285,7 +292,8 @@ class Stack(NamedTuple):
         key: Key | None,
     ) -> list[Any]:
         """Both directions of one layer: output, final state and, if asked for, all states."""
-        x = self._drop(key, self.dropout if index else self.input_dropout, given.x)
+        rate = self.dropout if index else self.input_dropout
+        x = self._drop(key, rate, given.x, given.rows)
         starts, restarts = (self._split(s, index) for s in (given.state, given.reset_state))
         results = []
         for j, direction in enumerate(self.directions):
@@ -299,7 +307,7 @@ class Stack(NamedTuple):
                 mask=given.mask,
                 resets=given.resets,
                 reset_state=restarts[j],
-                noise=self.rates.noise(own_key, self.cell, own, x),
+                noise=self.rates.noise(own_key, self.cell, own, x, given.rows),
                 reverse=direction == "backward",
                 dtype=self.dtype,
                 implementation=self.implementation,
@@ -311,10 +319,10 @@ class Stack(NamedTuple):
         ys, *states = zip(*results, strict=True)
         return [MERGES[self.merge](ys), *map(self._join, states)]
 
-    def _drop(self, key: Key | None, rate: float, x: Array) -> Array:
+    def _drop(self, key: Key | None, rate: float, x: Array, rows: Array | None) -> Array:
         if key is None or rate == 0:
             return x
-        return dropout(key, rate, x, per_row=self.variational)
+        return dropout(key, rate, x, per_row=self.variational, rows=rows)
 
     def _check_state(self, name: str, state: tuple[Any, ...] | None) -> None:
         if state is not None and (not isinstance(state, tuple) or len(state) != self.num_layers):

@@ -3,11 +3,13 @@
 import functools
 from collections.abc import Callable
 
-import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from jaxrnn.data import Corpus, Windows, load_corpus
 from jaxrnn.models import LanguageModel
+from jaxrnn.parallel import check_divides, make_mesh
+from jaxrnn.precision import Policy, policy
 from jaxrnn.train.config import Config
 from jaxrnn.train.errors import UserError
 
@@ -53,27 +55,62 @@ def eval_windows(config: Config, corpus: Corpus, split: str) -> Windows:
     return Windows(tokens, config.eval_batch_size, config.bptt, eos=corpus.vocabulary.eos)
 
 
+def make_devices(config: Config) -> Mesh:
+    """Returns the mesh of the `parallel` group, whose axis "data" shares `data.batch_size` lanes.
+
+    Raises:
+        UserError: there are not so many devices, or the lanes cannot be shared equally.
+    """
+    try:
+        mesh = make_mesh(config.parallel.data)
+        parts = mesh.shape["data"] * config.parallel.accumulate
+        name = "devices x micro-batches (parallel.data x parallel.accumulate)"
+        check_divides("data.batch_size", config.data.batch_size, name, parts)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return mesh
+
+
+def make_policy(config: Config) -> Policy:
+    """Returns the dtypes of the `precision` group.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    try:
+        return policy(config.policy)
+    except ValueError as error:
+        raise UserError(f"config.precision.policy: {error}") from error
+
+
 def make_model(config: Config, vocabulary_size: int, seed: int) -> LanguageModel:
     """Returns a language model with fresh parameters.
 
     Args:
-        config: the `model` group.
+        config: of the run.
         vocabulary_size: words.
         seed: of the initial parameters.
 
     Raises:
         UserError: the options do not go together; the model says why.
     """
-    options = dict(config)
+    options = dict(config.model)
+    sizes = tuple(options.pop("layer_features"))
+    if sizes and len(sizes) != config.model.num_layers:
+        raise UserError(
+            f"config.model.layer_features should have a size for each of model.num_layers = "
+            f"{config.model.num_layers} layers, got {sizes}"
+        )
     try:
         return LanguageModel(
             vocabulary_size,
             **options
             | {
-                "dtype": jnp.dtype(config.dtype),
-                "implementation": config.implementation or None,
-                "remat": config.remat or None,
-                "cutoffs": tuple(config.cutoffs),
+                "hidden_features": sizes or config.model.hidden_features,
+                "policy": make_policy(config.precision),
+                "implementation": config.model.implementation or None,
+                "remat": config.model.remat or None,
+                "cutoffs": tuple(config.model.cutoffs),
             },
             rngs=nnx.Rngs(seed),
         )

@@ -47,6 +47,7 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "batch_size": Option(32, "lanes that the training text is cut into", least=1),
         "bptt": Option(70, "time steps a window, through which gradients flow", least=1),
         "random_bptt": Option(False, "draw the length of each window around bptt"),
+        "scale_rate": Option(False, "scale the learning rate by a window's length over bptt"),
         "eval_batch_size": Option(16, "lanes of the validation and test text", least=1),
     },
     "model": {
@@ -54,6 +55,7 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "embed_features": Option(256, "size of a word's embedding", least=1),
         "hidden_features": Option(256, "size of a layer's output", least=1),
         "num_layers": Option(1, "recurrent layers", least=1),
+        "layer_features": Option((), "sizes of the layers' outputs, where they differ"),
         "dropout_embedding": Option(0.0, "dropout on the embedding", least=0),
         "dropout_layers": Option(0.0, "dropout between layers", least=0),
         "dropout_output": Option(0.0, "dropout on the last layer's output", least=0),
@@ -62,15 +64,27 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "dropout_weights": Option(0.0, "dropout on the recurrent matrix", least=0),
         "zoneout": Option(0.0, "rate at which values of the state stay as they were", least=0),
         "variational": Option(False, "embedding, layers, output: one mask for all steps"),
+        "activation_penalty": Option(0.0, "weight of the mean square of the outputs", least=0),
+        "temporal_penalty": Option(0.0, "weight of that of their differences in time", least=0),
         "tied": Option(True, "the output layer uses the embedding's weights"),
         "softmax": Option("adaptive", "the loss, exact either way", choices=("adaptive", "full")),
         "cutoffs": Option((2000, 10000), "word ids at which the adaptive softmax is cut"),
         "div_value": Option(4.0, "by which each further group's word vectors shrink", least=1),
-        "dtype": Option("float32", "dtype of the arithmetic", choices=("float32", "bfloat16")),
         "remat": Option(
             "", "what backward recomputes; empty: by device", ("", "none", "gates", "chunk")
         ),
         "implementation": Option("", "who runs the time loop; empty: by device", ("", "xla")),
+    },
+    "precision": {
+        "policy": Option(
+            "float32", "float32, bfloat16, float16 or param=...,compute=...,output=..."
+        ),
+        "matmul": Option("full", "float32 matmuls: in full, or TF32", choices=("full", "tf32")),
+        "loss_scale": Option(32768.0, "float16: the first loss scale; it adapts", least=1),
+    },
+    "parallel": {
+        "data": Option(0, "devices that share the batch; 0: all there are", least=0),
+        "accumulate": Option(1, "micro-batches that a device cuts its lanes into", least=1),
     },
     "optimizer": {
         "name": Option("adam", "the update rule", choices=("adam", "adamw", "sgd")),

@@ -44,7 +44,7 @@ def load(directory: str | os.PathLike) -> Trained:
     run_dir = rundir.find(directory)
     about, vocabulary = rundir.read(run_dir)
     folder = find_params(run_dir)
-    model = make_model(about.config.model, len(vocabulary), seed=0)
+    model = make_model(about.config, len(vocabulary), seed=0)
     like = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     nnx.update(model, restore_params(folder, like))
     return Trained(model, vocabulary, about.corpus, about.config, read_progress(folder))

@@ -4,11 +4,17 @@ import contextlib
 import pathlib
 from typing import NamedTuple
 
+import jax
 from flax import nnx
 
-from jaxrnn.data import Corpus, Prefetch, batches
+from jaxrnn.data import Corpus
 from jaxrnn.train import report, rundir
-from jaxrnn.train.build import count_windows, eval_windows, make_corpus, make_model
+from jaxrnn.train.build import (
+    count_windows,
+    make_corpus,
+    make_devices,
+    make_model,
+)
 from jaxrnn.train.checkpoint import Checkpoints, has_checkpoint
 from jaxrnn.train.config import Config, check_config
 from jaxrnn.train.errors import UserError
@@ -20,6 +26,7 @@ from jaxrnn.train.records import Records
 from jaxrnn.train.signals import StopSignal
 from jaxrnn.train.state import Progress, initial_state
 from jaxrnn.train.step import make_train_step
+from jaxrnn.train.streams import eval_stream, training_stream
 
 
 class Outcome(NamedTuple):
@@ -43,17 +50,35 @@ def run(config: Config) -> Outcome:
         UserError: something that the user can mend; what has been saved stays.
     """
     check_config(config)
+    mesh = make_devices(config)
     corpus = make_corpus(config.data)
     total_steps = count_steps(config, corpus)
-    model = make_model(config.model, len(corpus.vocabulary), config.run.seed)
+    model = make_model(config, len(corpus.vocabulary), config.run.seed)
     graphdef = nnx.graphdef(model)
     schedule = make_schedule(config.optimizer, total_steps)
     optimizer = make_optimizer(config.optimizer, schedule)
-    train_step = make_train_step(graphdef, optimizer, schedule, padded=config.data.random_bptt)
-    evaluate = make_evaluate(graphdef)
-    state = initial_state(model, optimizer, config.data.batch_size, config.run.seed)
+    train_step = make_train_step(
+        graphdef,
+        optimizer,
+        schedule,
+        mesh,
+        padded=config.data.random_bptt,
+        bptt=config.data.bptt if config.data.scale_rate else 0,
+        micro_batches=config.parallel.accumulate,
+    )
+    evaluate = make_evaluate(graphdef, mesh)
+    state = initial_state(
+        model,
+        optimizer,
+        mesh,
+        config.data.batch_size,
+        config.run.seed,
+        loss_scale=config.precision.loss_scale if model.policy.needs_loss_scale else 0.0,
+    )
 
     with contextlib.ExitStack() as stack:
+        if config.precision.matmul == "tf32":
+            stack.enter_context(jax.default_matmul_precision("tensorfloat32"))
         live = stack.enter_context(LiveLine(total_steps))
         live.say(corpus.banner or f"corpus {corpus.name}: {corpus.source}")
         about = rundir.describe(config, corpus)
@@ -69,7 +94,7 @@ def run(config: Config) -> Outcome:
         report.remove(directory)
         records = stack.enter_context(Records(directory, progress.step, config.run.tensorboard))
         meter = Meter(corpus.name, progress, records, count_windows(config, corpus))
-        stream = stack.enter_context(training_stream(config, corpus, progress))
+        stream = stack.enter_context(training_stream(config, corpus, progress, mesh))
         stop = stack.enter_context(StopSignal())
 
         while not stop.number and not finish_reason(config.run, progress):
@@ -80,7 +105,7 @@ def run(config: Config) -> Outcome:
             if progress.step % config.run.log_every == 0:
                 live.training(meter.record_training(stream.waited))
             if validate:
-                score = evaluate(state.params, eval_stream(config, corpus, "valid"))
+                score = evaluate(state.params, eval_stream(config.data, corpus, "valid", mesh))
                 record = meter.record_validation(score)
                 best = progress.observe(score.loss, record["epoch"])
                 live.validation(record, best)
@@ -105,7 +130,7 @@ def run(config: Config) -> Outcome:
 
         # A run whose steps were cut below what it had done may end without a validation.
         best_params = checkpoints.restore_best(state.params) or state.params
-        score = evaluate(best_params, eval_stream(config, corpus, "test"))
+        score = evaluate(best_params, eval_stream(config.data, corpus, "test", mesh))
         meter.record_test(score)
         report.write(directory, about, progress, finish_reason(config.run, progress))
         live.say(f"test perplexity {score.perplexity:,.2f}; see {directory / report.NAME}")
@@ -166,22 +191,3 @@ def finish_reason(config: Config, progress: Progress) -> str:
     if config.early_stop and progress.epochs_since_best >= config.early_stop:
         return f"early, after {config.early_stop} epochs without improvement"
     return ""
-
-
-def training_stream(config: Config, corpus: Corpus, progress: Progress) -> Prefetch:
-    """Returns the training batches from where the run stands, put on the device ahead of time."""
-    source = batches(
-        corpus.train,
-        config.data.batch_size,
-        config.data.bptt,
-        eos=corpus.vocabulary.eos,
-        seed=config.run.seed,
-        random_length=config.data.random_bptt,
-        start=(progress.epoch, progress.window),
-    )
-    return Prefetch(source)
-
-
-def eval_stream(config: Config, corpus: Corpus, split: str) -> Prefetch:
-    """Returns the batches of "valid" or "test", put on the device ahead of time."""
-    return Prefetch(eval_windows(config.data, corpus, split))

@@ -70,19 +70,25 @@ class Meter:
         """Fetches what is pending and adds it to the sums, in float64.
 
         Raises:
-            UserError: a loss or gradient is not finite; the message names the step.
+            UserError: a loss or gradient is not finite, and no smaller loss scale may help; the
+                message names the step.
         """
         first = self._progress.step - len(self._pending) + 1
         for step, metrics in enumerate(jax.device_get(self._pending), first):
-            _check_finite(step, metrics)
+            if metrics.skipped and metrics.loss_scale > 1:
+                self._progress.skipped_steps += 1
+            else:
+                _check_finite(step, metrics)
+                self._last = metrics
+            self._speed_steps += 1
             nll, tokens = float(metrics.nll), int(metrics.tokens)
+            if not math.isfinite(nll):
+                continue
             self._progress.interval_nll += nll
             self._progress.interval_tokens += tokens
             self._progress.epoch_nll += nll
             self._progress.epoch_tokens += tokens
             self._speed_tokens += tokens
-            self._speed_steps += 1
-            self._last = metrics
         self._pending.clear()
         now = time.perf_counter()
         self._progress.seconds += now - self._clock
@@ -106,15 +112,22 @@ class Meter:
         """
         self.collect()
         progress, last = self._progress, self._last
-        assert last is not None
         seconds = time.perf_counter() - self._speed_clock
         record = self._record() | {
             **self._losses("train", progress.interval_nll / max(progress.interval_tokens, 1)),
-            "learning_rate": float(last.learning_rate),
-            "gradient_norm": float(last.gradient_norm),
-            "parameter_norm": float(last.parameter_norm),
-            "gradient_to_parameter_norm": float(last.gradient_norm / last.parameter_norm),
         }
+        if last is not None:
+            record |= {
+                "learning_rate": float(last.learning_rate),
+                "gradient_norm": float(last.gradient_norm),
+                "parameter_norm": float(last.parameter_norm),
+                "gradient_to_parameter_norm": float(last.gradient_norm / last.parameter_norm),
+            }
+            if last.loss_scale:
+                record |= {
+                    "loss_scale": float(last.loss_scale),
+                    "skipped_steps": progress.skipped_steps,
+                }
         # Right after the first step, which compiled, nothing has been timed yet.
         if self._speed_steps:
             record |= {

@@ -7,8 +7,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxrnn.models import LanguageModel
+from jaxrnn.parallel import EVERYWHERE, put
+from jaxrnn.precision import LossScale, in_float32
+
+# Where the lanes are in the carried state: devices share them.
+CARRY = PartitionSpec("data")
 
 
 class TrainState(NamedTuple):
@@ -21,6 +27,7 @@ class TrainState(NamedTuple):
         carry: the recurrent state that this window hands to the next, batch first.
         key: uint32, the data of the run's random key; never changes, a step folds its number in.
         rate_scale: float32 [], what plateaus have left of the scheduled learning rate.
+        loss_scale: that of a float16 loss, else None.
     """
 
     step: jax.Array
@@ -29,6 +36,11 @@ class TrainState(NamedTuple):
     carry: Any
     key: jax.Array
     rate_scale: jax.Array
+    loss_scale: LossScale | None = None
+
+
+# Where the parts of a state are on the devices.
+STATE: Any = TrainState._make([EVERYWHERE] * len(TrainState._fields))._replace(carry=CARRY)
 
 
 @dataclasses.dataclass
@@ -52,6 +64,7 @@ class Progress:
     best_epoch: float = 0.0
     epochs_since_best: int = 0
     epochs_since_cut: int = 0
+    skipped_steps: int = 0
     seconds: float = 0.0
 
     def advance(self, position: tuple[int, int] | None) -> bool:
@@ -86,23 +99,31 @@ class Progress:
 
 
 def initial_state(
-    model: LanguageModel, optimizer: optax.GradientTransformation, batch_size: int, seed: int
+    model: LanguageModel,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    batch_size: int,
+    seed: int,
+    loss_scale: float = 0.0,
 ) -> TrainState:
     """Returns the state before the first step.
 
     Args:
         model: a language model; its parameters are taken as they are.
         optimizer: the optimizer whose state is made.
-        batch_size: lanes of the carried state.
+        mesh: where it is put.
+        batch_size: lanes of the carried state, of all devices.
         seed: seed of the run's random key.
+        loss_scale: the first loss scale; 0: there is none.
     """
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    return TrainState(
+    state = TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.init(params),
-        # A copy each: leaves may share one array of zeros, and a donated array is given away once.
-        carry=jax.tree.map(jnp.copy, model.initialize_state(batch_size)),
+        opt_state=optimizer.init(in_float32(params)),
+        carry=model.initialize_state(batch_size),
         key=jax.random.key_data(jax.random.key(seed)),
         rate_scale=jnp.ones((), jnp.float32),
+        loss_scale=LossScale.initial(loss_scale) if loss_scale else None,
     )
+    return put(mesh, state, STATE)
