@@ -1,14 +1,14 @@
 """A run that was stopped goes on as if it had not been: C27 on one device, and C26's kill."""
 
 import os
-import pathlib
 import shutil
 import signal
 
-import orbax.checkpoint as ocp
 import pytest
 from train_helpers import (
     assert_same_bits,
+    command,
+    final_state,
     records,
     start_command,
     stop_at,
@@ -27,27 +27,20 @@ def data(tmp_path):
     return write_corpus(tmp_path / "data")
 
 
-def final_state(config):
-    """Returns the arrays and the progress that a run has saved last, as Orbax alone reads them."""
-    with ocp.CheckpointManager(pathlib.Path(config.run.dir) / "checkpoints" / "latest") as manager:
-        restored = manager.restore(
-            manager.latest_step(),
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(), progress=ocp.args.JsonRestore()
-            ),
-        )
-    progress = {k: v for k, v in restored["progress"].items() if k != "seconds"}
-    return restored["state"], progress
-
-
 @pytest.mark.parametrize(
-    ("first", "random_bptt"),
-    [(5, False), (7, True), (20, True)],
-    ids=["at a record", "between records", "in the second epoch"],
+    ("first", "how"),
+    [
+        (5, {}),
+        (7, {"data__random_bptt": True}),
+        (20, {"data__random_bptt": True}),
+        (7, {"precision__policy": "float16", "precision__loss_scale": 2.0**30}),
+        (7, {"parallel__data": 2, "parallel__accumulate": 2}),
+    ],
+    ids=["at a record", "between records", "in the second epoch", "float16", "two devices"],
 )
-def test_a_restart_gives_the_same_bits(data, tmp_path, first, random_bptt, monkeypatch):
-    """C27: parameters, moments, losses, data order, carried state."""
-    options = {"data__random_bptt": random_bptt, "run__steps": 25, "run__epochs": 9}
+def test_a_restart_gives_the_same_bits(data, tmp_path, first, how, monkeypatch):
+    """C27: parameters, moments, losses, data order, carried state, loss scale."""
+    options = {"run__steps": 25, "run__epochs": 9, **how}
     options |= {"optimizer__plateau_factor": 2.0, "run__log_every": 5}
     whole = tiny_config(data, tmp_path / "whole", **options)
     parts = tiny_config(data, tmp_path / "parts", **options)
@@ -76,15 +69,18 @@ def interrupt_after(step, monkeypatch):
 
 
 def test_sigkill_changes_no_later_metric(data, tmp_path):
+    """C26: each part of both runs is a process of its own, as a user's are."""
     options = {"run__epochs": 4, "run__checkpoint_every": 3, "run__log_every": 2}
     whole = tiny_config(data, tmp_path / "whole", **options)
     killed = tiny_config(data, tmp_path / "killed", **options)
+    flags = tiny_flags(data, tmp_path / "killed", **options)
     for step in (16, 32):
-        process = start_command("jaxrnn.train", *tiny_flags(data, tmp_path / "killed", **options))
+        process = start_command("jaxrnn.train", *flags)
         code, _ = stop_at(process, tmp_path / "killed", step, signal.SIGKILL)
         assert code == -signal.SIGKILL
-    run(whole)
-    run(killed)
+    for run_flags in (flags, tiny_flags(data, tmp_path / "whole", **options)):
+        finished = command("jaxrnn.train", *run_flags)
+        assert finished.returncode == 0, finished.stderr
     assert records(tmp_path / "whole") == records(tmp_path / "killed")
     assert_same_bits(final_state(whole)[0], final_state(killed)[0])
 

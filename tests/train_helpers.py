@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 
 from jaxrnn.train.config import get_default_config
 
@@ -132,3 +133,16 @@ def assert_same_bits(a: Any, b: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(a):
         other = dict(jax.tree_util.tree_leaves_with_path(b))[path]
         assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes(), path
+
+
+def final_state(config):
+    """Returns the arrays and the progress that a run has saved last, as Orbax alone reads them."""
+    with ocp.CheckpointManager(pathlib.Path(config.run.dir) / "checkpoints" / "latest") as manager:
+        restored = manager.restore(
+            manager.latest_step(),
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(), progress=ocp.args.JsonRestore()
+            ),
+        )
+    progress = {k: v for k, v in restored["progress"].items() if k != "seconds"}
+    return restored["state"], progress

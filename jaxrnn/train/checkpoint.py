@@ -233,17 +233,19 @@ def _read(checkpointer: ocp.Checkpointer, folder: pathlib.Path, item: str, like:
     for path, checksum in checksums({item: restored[item]}).items():
         if checksum != restored["checksums"].get(path):
             raise _damaged(folder, f"the bytes of {path} are not those that were saved")
-    return jax.tree.map(_uncommitted, restored[item])
+    return jax.tree.map(_fresh, restored[item])
 
 
-def _uncommitted(array: jax.Array) -> jax.Array:
-    """Returns an array like a fresh one: Orbax commits its arrays to a device.
+def _fresh(array: jax.Array) -> jax.Array:
+    """Returns a copy in JAX's own memory, which the device lays out as it does its results.
 
-    A function compiled for one kind is compiled again for the other.
+    Orbax's arrays lie in NumPy's, aligned as it happens to be, and sums over another alignment
+    round in another order. It commits them to a device besides, and a function compiled for one
+    kind is compiled again for the other.
     """
     if isinstance(array.sharding, jax.sharding.SingleDeviceSharding):
         return jnp.array(np.asarray(array), copy=True)
-    return array
+    return jnp.copy(array)
 
 
 def read_progress(folder: pathlib.Path) -> Progress:
