@@ -243,9 +243,9 @@ def _fresh(array: jax.Array) -> jax.Array:
     round in another order. It commits them to a device besides, and a function compiled for one
     kind is compiled again for the other.
     """
-    if isinstance(array.sharding, jax.sharding.SingleDeviceSharding):
-        return jnp.array(np.asarray(array), copy=True)
-    return jnp.copy(array)
+    if isinstance(array.sharding, jax.sharding.NamedSharding):
+        return jnp.copy(array)
+    return jnp.array(np.asarray(array), copy=True)
 
 
 def read_progress(folder: pathlib.Path) -> Progress:
