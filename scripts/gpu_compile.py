@@ -241,16 +241,23 @@ class Compiler:
         return found
 
 
+# A launch in XLA's list, as written before JAX 0.12.1 and since.
+LAUNCHES = (
+    re.compile(r"(\w+) grid: \[[\d, ]+\] threads: \[(\d+), 1, 1\]\s+shared_memory: (\d+) bytes"),
+    re.compile(r"kernel=(\w+),.* threads/block: \{(\d+), 1, 1\},.* shmem_bytes=(\d+)"),
+)
+
+
 def dumped_blocks() -> dict[str, tuple[int, int]]:
     """Threads and bytes of shared memory of a block, by kernel: PTX does not have the latter."""
     paths = list(Path(DUMP).glob("*.thunk_sequence.txt"))
     if not paths:
         raise RuntimeError("XLA left no list of launches; was JAX in use before this script?")
-    launch = r"(\w+) grid: \[[\d, ]+\] threads: \[(\d+), 1, 1\]\s+shared_memory: (\d+) bytes"
     found = {}
     for path in paths:
-        for name, threads, shared in re.findall(launch, path.read_text()):
-            found[name] = (int(threads), int(shared))
+        for launch in LAUNCHES:
+            for name, threads, shared in launch.findall(path.read_text()):
+                found[name] = (int(threads), int(shared))
     return found
 
 

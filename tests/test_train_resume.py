@@ -1,4 +1,4 @@
-"""A run that was stopped goes on as if it had not been: C27 on one device, and C26's kill."""
+"""A run that was stopped goes on as if it had not been: C27, and C26's kill."""
 
 import os
 import shutil

@@ -237,11 +237,10 @@ def _read(checkpointer: ocp.Checkpointer, folder: pathlib.Path, item: str, like:
 
 
 def _fresh(array: jax.Array) -> jax.Array:
-    """Returns a copy in JAX's own memory, which the device lays out as it does its results.
+    """Returns a copy like an array that a step has made: in JAX's own memory, and uncommitted.
 
-    Orbax's arrays lie in NumPy's, aligned as it happens to be, and sums over another alignment
-    round in another order. It commits them to a device besides, and a function compiled for one
-    kind is compiled again for the other.
+    Orbax commits an array to its device, and a function compiled for one kind is compiled again
+    for the other. On a mesh both kinds are alike, and the copy is a precaution.
     """
     if isinstance(array.sharding, jax.sharding.NamedSharding):
         return jnp.copy(array)

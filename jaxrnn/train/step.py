@@ -98,7 +98,7 @@ def make_train_step(
         scale = 1.0 if state.loss_scale is None else state.loss_scale.scale
         shared = (key, counts, jnp.float32(scale))
         gradients, nll, carry = gradients_of(state.params, (batch, state.carry), shared)
-        # In this order: unscale, sum over devices (in float32, done), finite, clip, update.
+        # In this order: sum over devices (in float32, done), unscale, finite, clip, update.
         gradients = jax.tree.map(lambda g: g / scale, gradients)
         rate = state.rate_scale
         if bptt:
