@@ -292,7 +292,7 @@ def unstacked(vectors: Mapping[str, Array], d: Array | None) -> dict[str, Array]
     """Cotangents of the vectors, of ``[N, B, H]`` per row of the batch."""
     if d is None:
         return {}
-    # One reduction: XLA of JAX 0.12.1 would move the slices below above it, a launch for each vector.
+    # One reduction: XLA of JAX 0.12.1 would slice first and launch one for each vector.
     sums = jax.lax.optimization_barrier(d.sum(1))
     return {name: sums[j].astype(v.dtype) for j, (name, v) in enumerate(vectors.items())}
 
